@@ -1,0 +1,41 @@
+"""The algorithms of LLM policy optimisation behind one config key, as a plugin for Hugging Face TRL.
+
+`trl_algos.core` needs torch alone; TRL is imported with the first name below that is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from trl_algos._version import __version__
+
+if TYPE_CHECKING:
+    from trl_algos.algorithms import ALGORITHMS, Algorithm, register
+    from trl_algos.config import ConfigError, PolicyConfig
+    from trl_algos.trainers import PolicyTrainer, Rollout
+
+_HOME = {
+    "ALGORITHMS": "algorithms",
+    "Algorithm": "algorithms",
+    "register": "algorithms",
+    "ConfigError": "config",
+    "PolicyConfig": "config",
+    "PolicyTrainer": "trainers",
+    "Rollout": "trainers",
+}
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "ConfigError",
+    "PolicyConfig",
+    "PolicyTrainer",
+    "Rollout",
+    "__version__",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"trl_algos.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'trl_algos' has no attribute {name!r}")

@@ -99,5 +99,6 @@ def masked_whiten(x: Tensor, mask: Tensor, unbiased: bool = True, eps: float = 1
     Raises:
         ValueError: the shapes differ.
     """
-    whitened = (at_least_float32(x) - masked_mean(x, mask)) * torch.rsqrt(masked_var(x, mask, unbiased) + eps)
-    return masked_fill_zero(whitened, mask)
+    # Filled before the product: its gradient to the scale sums over all places, and 0 · NaN of a masked one is NaN.
+    centred = masked_fill_zero(at_least_float32(x) - masked_mean(x, mask), mask)
+    return centred * torch.rsqrt(masked_var(x, mask, unbiased) + eps)

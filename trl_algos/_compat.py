@@ -1,0 +1,107 @@
+"""The TRL release this plugin is made for, and every private TRL name that it relies on.
+
+`tests/test_trl_contract.py` checks the list against the installed TRL, signatures included, and says what broke.
+"""
+
+from importlib.metadata import version
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+TRL_RANGE = ">=1.16,<1.17"
+
+GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
+    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    "_compute_loss": ("self", "model", "inputs"),
+    "_generate": ("self", "prompts"),
+    "_generate_and_score_completions": ("self", "inputs"),
+    "_generate_single_turn": (
+        "self",
+        "prompt_ids",
+        "images",
+        "multimodal_fields",
+        "num_generations",
+        "has_tool_images",
+    ),
+    "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_save_checkpoint": ("self", "model", "trial"),
+    "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
+    "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),
+    "get_off_policy_mask": (
+        "advantages",
+        "per_token_logps",
+        "sampling_per_token_logps",
+        "mask",
+        "off_policy_threshold",
+    ),
+}
+"""Method of `GRPOTrainer` that we override or call -> its parameters."""
+
+LOGPS_PARAMETERS = (
+    "self",
+    "model",
+    "input_ids",
+    "attention_mask",
+    "logits_to_keep",
+    "batch_size",
+    "compute_entropy",
+    "compute_aux_loss",
+)
+"""The leading parameters of `_get_per_token_logps_and_entropies`; what follows are image and video inputs."""
+
+GRPO_TRAINER_ATTRIBUTES = (
+    "_buffered_inputs",
+    "_entropy_bonus_enabled",
+    "_entropy_window_stats",
+    "_is_vlm",
+    "_last_world_entropy",
+    "_logs",
+    "_metrics",
+    "_pending_extra_logs",
+    "_pending_metrics",
+    "_step",
+    "_tokenizer",
+    "aux_loss_enabled",
+    "current_gradient_accumulation_steps",
+    "entropy_coef",
+    "environment_factories",
+    "eos_token_ids",
+    "generation_config",
+    "generation_kwargs",
+    "num_generations",
+    "num_generations_eval",
+    "off_policy_mask_threshold",
+    "ref_model",
+    "reward_func_names",
+    "reward_weights",
+    "rollout_func",
+    "router_aux_loss_coef",
+    "scale_rewards",
+    "temperature",
+    "top_entropy_quantile",
+    "use_adaptive_entropy",
+    "use_vllm",
+    "vllm_importance_sampling_correction",
+)
+"""Attributes of a `GRPOTrainer` instance that we read or set."""
+
+GENERATED_KEYS = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "advantages",
+    "num_items_in_batch",
+)
+"""Keys that `_generate_and_score_completions` always returns."""
+
+TRAINER_UTILS = ("use_adapter", "disable_gradient_checkpointing")
+"""Helpers imported from `trl.trainer.utils` and `trl.models.utils`."""
+
+
+def check_trl_version() -> None:
+    """Raise `ImportError` naming the range and the command, unless the installed TRL is in `TRL_RANGE`."""
+    installed = version("trl")
+    if not SpecifierSet(TRL_RANGE).contains(Version(installed), prereleases=True):
+        raise ImportError(f"trl_algos needs trl{TRL_RANGE}, found {installed}. Run: pip install 'trl{TRL_RANGE}'")

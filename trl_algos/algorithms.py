@@ -1,0 +1,388 @@
+"""What each algorithm is: one frozen row of `ALGORITHMS` per key, and nothing about it anywhere else.
+
+A row names its paper, points at the two core functions that make it up (advantage and surrogate), and holds the
+paper's defaults. Choices, validation, the README table and the test parameters derive from the rows.
+
+A parameter of an advantage function is one of three things: a field of the rollout (`ROLLOUT_FIELDS`), filled by the
+trainer; a setting (`SETTING_OF_PARAMETER`), filled from the config; or it keeps its own default. The keyword
+parameters of a surrogate are settings, under the config's own names. So a new function needs no glue.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from trl_algos.core import advantages as _advantages
+from trl_algos.core import returns as _returns
+from trl_algos.core import surrogates as _surrogates
+from trl_algos.core.aggregation import AGGREGATIONS
+from trl_algos.core.kl import KL_ESTIMATORS
+from trl_algos.core.ratios import RATIO_LEVELS
+
+ROLLOUT_FIELDS = ("rewards", "groups", "lengths", "mask", "token_rewards", "baselines")
+"""Parameter names of an advantage function that the trainer fills from the rollout."""
+
+SETTING_OF_PARAMETER = {
+    "eps": "advantage_eps",
+    "normalize": "advantage_normalize",
+    "k": "pass_k",
+    "gamma": "gamma",
+}
+"""Parameter name of an advantage function -> config field that fills it."""
+
+KL_PLACEMENTS = ("none", "loss", "reward")
+
+COMMON_DEFAULTS: Mapping[str, Any] = {
+    "num_generations": 8,
+    "num_iterations": 1,
+    "beta": 0.0,
+    "mask_truncated_completions": False,
+    "disable_dropout": True,
+    "use_bias_correction_kl": False,
+    "vllm_importance_sampling_correction": True,
+    "kl_controller": "fixed",
+    "kl_target": 6.0,
+    "kl_horizon": 10000.0,
+    "overlong_buffer": 0.0,
+    "overlong_penalty_factor": 1.0,
+}
+"""What a row does not say. Rollout size and learning rate are budgets, not part of an algorithm: they stay TRL's."""
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One algorithm of policy optimisation.
+
+    Args:
+        key: lower_snake name, used everywhere.
+        title: name in words.
+        paper: arXiv id, or a citation where there is none.
+        advantage: core function; its parameters say what it needs.
+        surrogate: core function `(logps, log_ratio, advantages, mask, *, <settings>) -> SurrogateTerms`.
+        ratio_level: token, sequence or sequence_token.
+        aggregation: how token losses become one number.
+        kl_placement: none, loss or reward.
+        kl_estimator: estimator of KL(policy || reference).
+        defaults: config field -> the paper's value.
+        differs: deviations from the paper, or what it leaves open.
+    """
+
+    key: str
+    title: str
+    paper: str
+    advantage: Callable[..., Tensor]
+    surrogate: Callable[..., "_surrogates.SurrogateTerms"] = _surrogates.clip
+    ratio_level: str = "token"
+    aggregation: str = "token_mean"
+    kl_placement: str = "none"
+    kl_estimator: str = "k3"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    differs: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a row that no trainer could run."""
+        if not self.key.isidentifier() or self.key != self.key.lower():
+            raise ValueError(f"`key` must be a lower_snake name, but is {self.key!r}.")
+        for name, choices in _ROW_CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"`{name}` of {self.key!r} must be one of {', '.join(choices)}, but is {getattr(self, name)!r}."
+                )
+        advantage_settings(self.advantage)
+        surrogate_settings(self.surrogate)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the trainer must provide beyond single samples: groups, greedy_baseline, reference."""
+        return advantage_needs(self.advantage)
+
+
+_ROW_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "ratio_level": RATIO_LEVELS,
+    "aggregation": AGGREGATIONS,
+    "kl_placement": KL_PLACEMENTS,
+    "kl_estimator": (*KL_ESTIMATORS, "full"),
+}
+
+
+def advantage_needs(advantage: Callable[..., Tensor]) -> tuple[str, ...]:
+    """What an advantage function needs, read off its parameters: `groups` and `greedy_baseline`."""
+    parameters = _parameters(advantage)
+    return tuple(need for need, name in (("groups", "groups"), ("greedy_baseline", "baselines")) if name in parameters)
+
+
+def is_token_level(advantage: Callable[..., Tensor]) -> bool:
+    """Whether an advantage function returns (N, T), one value a token, rather than (N,)."""
+    return "mask" in _parameters(advantage)
+
+
+def advantage_settings(advantage: Callable[..., Tensor]) -> dict[str, str]:
+    """Parameter -> config field, for the parameters of an advantage function that the config fills.
+
+    Raises:
+        ValueError: a parameter is neither a rollout field nor a setting and has no default.
+    """
+    settings = {}
+    for name, parameter in _parameters(advantage).items():
+        if name in SETTING_OF_PARAMETER:
+            settings[name] = SETTING_OF_PARAMETER[name]
+        elif name not in ROLLOUT_FIELDS and parameter.default is inspect.Parameter.empty:
+            known = ", ".join((*ROLLOUT_FIELDS, *SETTING_OF_PARAMETER))
+            raise ValueError(
+                f"parameter `{name}` of the advantage function {advantage.__name__} is not known to the trainer, "
+                f"which fills {known}. Rename it or give it a default."
+            )
+    return settings
+
+
+def surrogate_settings(surrogate: Callable[..., Any]) -> tuple[str, ...]:
+    """Config fields that a surrogate takes: its keyword-only parameters."""
+    return tuple(
+        name for name, parameter in _parameters(surrogate).items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    )
+
+
+_GROUP = _advantages.group_normalized_advantages
+
+ALGORITHMS: dict[str, Algorithm] = {}
+"""Key -> row. Read it freely; add to it with `register`."""
+
+
+def register(algorithm: Algorithm) -> Algorithm:
+    """Add a row to `ALGORITHMS` and return it.
+
+    Raises:
+        ValueError: the key is taken.
+    """
+    if algorithm.key in ALGORITHMS:
+        raise ValueError(f"`key` {algorithm.key!r} is taken by {ALGORITHMS[algorithm.key].title!r}; choose another.")
+    ALGORITHMS[algorithm.key] = algorithm
+    return algorithm
+
+
+for _row in (
+    Algorithm(
+        key="grpo",
+        title="GRPO: group relative policy optimisation",
+        paper="2402.03300",
+        advantage=_GROUP,
+        aggregation="seq_mean_token_mean",
+        kl_placement="loss",
+        defaults={"epsilon": 0.2, "beta": 0.04, "advantage_eps": 1e-4},
+        differs="the paper samples 64 completions per prompt; its std has no stated epsilon",
+    ),
+    Algorithm(
+        key="dr_grpo",
+        title="Dr. GRPO: GRPO without length and difficulty bias",
+        paper="2503.20783",
+        advantage=_advantages.group_centered_advantages,
+        aggregation="seq_mean_token_sum_norm",
+        defaults={"epsilon": 0.2},
+        differs="divides by rows · max_completion_length, a constant that only scales the learning rate",
+    ),
+    Algorithm(
+        key="dapo",
+        title="DAPO: decoupled clip, token-level loss, soft overlong punishment",
+        paper="2503.14476",
+        advantage=_GROUP,
+        aggregation="token_mean",
+        defaults={"epsilon": 0.2, "epsilon_high": 0.28, "advantage_eps": 1e-4, "overlong_buffer": 0.2},
+        differs="overlong_buffer 0.2 is the paper's 4096 of 20480 tokens; overlong filtering is the setting "
+        "mask_truncated_completions, off as in its main run; without dynamic sampling",
+    ),
+    Algorithm(
+        key="gspo",
+        title="GSPO: group sequence policy optimisation",
+        paper="2507.18071",
+        advantage=_GROUP,
+        ratio_level="sequence",
+        aggregation="seq_mean_token_mean",
+        defaults={"epsilon": 3e-4, "epsilon_high": 4e-4, "advantage_eps": 1e-4},
+        differs="the paper takes 4 optimizer steps per generation batch: set steps_per_generation to that",
+    ),
+    Algorithm(
+        key="gspo_token",
+        title="GSPO-token: sequence ratio with token-level gradient",
+        paper="2507.18071",
+        advantage=_GROUP,
+        ratio_level="sequence_token",
+        aggregation="seq_mean_token_mean",
+        defaults={"epsilon": 3e-4, "epsilon_high": 4e-4, "advantage_eps": 1e-4},
+        differs="none",
+    ),
+    Algorithm(
+        key="rloo",
+        title="RLOO: REINFORCE leave-one-out",
+        paper="2402.14740",
+        advantage=_advantages.leave_one_out_advantages,
+        surrogate=_surrogates.reinforce,
+        aggregation="seq_mean_token_sum",
+        kl_placement="reward",
+        kl_estimator="k1",
+        defaults={"beta": 0.05},
+        differs="the paper tunes beta per task; 0.05 is TRL's",
+    ),
+    Algorithm(
+        key="remax",
+        title="ReMax: REINFORCE with the greedy completion's reward as baseline",
+        paper="2310.10505",
+        advantage=_advantages.greedy_baseline_advantages,
+        surrogate=_surrogates.reinforce,
+        aggregation="seq_mean_token_sum",
+        kl_placement="reward",
+        kl_estimator="k1",
+        defaults={"beta": 0.05, "num_generations": 1},
+        differs="the KL penalty is charged to the whole completion, not to what follows each token",
+    ),
+    Algorithm(
+        key="reinforce",
+        title="REINFORCE: reward to go",
+        paper="Williams 1992, doi:10.1007/BF00992696",
+        advantage=_returns.discounted_returns,
+        surrogate=_surrogates.reinforce,
+        aggregation="seq_mean_token_sum",
+        kl_placement="reward",
+        kl_estimator="k1",
+        defaults={"gamma": 1.0, "num_generations": 1},
+        differs="no baseline; the reward's KL penalty is off until beta is set",
+    ),
+    Algorithm(
+        key="reinforce_pp",
+        title="REINFORCE++: returns whitened over the global batch",
+        paper="2501.03262",
+        advantage=_advantages.reinforce_pp_advantages,
+        aggregation="token_mean",
+        kl_placement="reward",
+        kl_estimator="k1",
+        defaults={"epsilon": 0.2, "gamma": 1.0, "beta": 0.01, "num_generations": 1},
+        differs="beta is the default of the authors' code",
+    ),
+    Algorithm(
+        key="reinforce_pp_baseline",
+        title="REINFORCE++-baseline: group-centred, whitened over the global batch",
+        paper="2501.03262",
+        advantage=_advantages.reinforce_pp_baseline_advantages,
+        aggregation="token_mean",
+        kl_placement="loss",
+        kl_estimator="k2",
+        defaults={"epsilon": 0.2, "beta": 0.01},
+        differs="beta is the default of the authors' code",
+    ),
+    Algorithm(
+        key="opo",
+        title="OPO: on-policy RL with the optimal reward baseline",
+        paper="2505.23585",
+        advantage=_advantages.length_weighted_advantages,
+        surrogate=_surrogates.reinforce,
+        aggregation="token_mean",
+        differs="the paper's length-weighted approximation of the optimal baseline; aggregation is not stated",
+    ),
+    Algorithm(
+        key="gpg",
+        title="GPG: group policy gradient",
+        paper="2504.02546",
+        advantage=_advantages.gpg_advantages,
+        surrogate=_surrogates.reinforce,
+        aggregation="token_mean",
+        differs="alpha counts samples of informative groups; no reward normalisation (F_norm = 1)",
+    ),
+    Algorithm(
+        key="pass_at_k",
+        title="Pass@k training: analytical advantage of the best of k",
+        paper="2508.10751",
+        advantage=_advantages.pass_at_k_advantages,
+        aggregation="seq_mean_token_mean",
+        defaults={"epsilon": 0.2, "pass_k": 4},
+        differs="a completion counts as correct when its reward is above 0; the paper samples 32 per prompt",
+    ),
+    Algorithm(
+        key="sapo",
+        title="SAPO: soft adaptive policy optimisation",
+        paper="2511.20347",
+        advantage=_GROUP,
+        surrogate=_surrogates.sapo,
+        aggregation="seq_mean_token_mean",
+        defaults={"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05, "advantage_eps": 1e-4},
+        differs="none",
+    ),
+    Algorithm(
+        key="cispo",
+        title="CISPO: clipped importance-sampling weights",
+        paper="2506.13585",
+        advantage=_GROUP,
+        surrogate=_surrogates.cispo,
+        aggregation="token_mean",
+        defaults={"epsilon": 1.0, "epsilon_high": 4.0, "advantage_eps": 1e-4},
+        differs="epsilon 1.0: no lower bound, as in the paper, which leaves the upper one open; 1 + 4.0 is the cap of "
+        "2510.13786",
+    ),
+    Algorithm(
+        key="gmpo",
+        title="GMPO: geometric-mean policy optimisation",
+        paper="2507.20673",
+        advantage=_GROUP,
+        surrogate=_surrogates.gmpo,
+        aggregation="seq_mean_token_mean",
+        defaults={"epsilon": 0.4, "epsilon_high": 0.4, "advantage_eps": 1e-4},
+        differs="none; the bounds are in log space",
+    ),
+    Algorithm(
+        key="dis",
+        title="DIS: direct double-sided importance sampling",
+        paper="2602.15763",
+        advantage=_GROUP,
+        surrogate=_surrogates.dis,
+        aggregation="token_mean",
+        defaults={
+            "epsilon": 0.3,
+            "epsilon_high": 5.0,
+            "advantage_eps": 1e-4,
+            "vllm_importance_sampling_correction": False,
+        },
+        differs="the ratio is taken to the engine's own log-probs where it returns them; the bounds 0.3 and 5.0 are "
+        "those of its single-rollout successor",
+    ),
+):
+    register(_row)
+
+
+def _short_name(function: Callable[..., Any]) -> str:
+    return function.__name__.removesuffix("_advantages")
+
+
+def advantage_estimators() -> dict[str, Callable[..., Tensor]]:
+    """Name -> advantage function: those of all rows, and best_of_group (2503.19595), which has no row of its own."""
+    functions = [row.advantage for row in ALGORITHMS.values()] + [_advantages.best_of_group_advantages]
+    return {_short_name(function): function for function in functions}
+
+
+def surrogates() -> dict[str, Callable[..., Any]]:
+    """Name -> surrogate function, over all rows."""
+    return {row.surrogate.__name__: row.surrogate for row in ALGORITHMS.values()}
+
+
+def component_default(row: Algorithm, kind: str, component: Callable[..., Any], parameter: str, setting: str) -> Any:
+    """Default of one setting of an advantage or surrogate function used by `row`.
+
+    The row's own value counts only while the row's own component is in use: GSPO's epsilon means nothing to another
+    surrogate. Otherwise the first row built on the component says it. Last comes the function's own signature.
+
+    Args:
+        row: the algorithm chosen.
+        kind: "advantage" or "surrogate".
+        component: the function in use.
+        parameter: its parameter.
+        setting: the config field that fills it.
+
+    Returns:
+        The default, or `inspect.Parameter.empty` where nobody states one.
+    """
+    owner = next((r for r in (row, *ALGORITHMS.values()) if getattr(r, kind) is component), row)
+    return owner.defaults.get(setting, _parameters(component)[parameter].default)

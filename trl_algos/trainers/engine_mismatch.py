@@ -1,0 +1,53 @@
+"""A rollout engine whose probabilities differ from the trainer's: weights for the loss, and the ratio to report."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trl_algos.core import rollout_correction
+from trl_algos.trainers.metrics import StepMetrics
+from trl_algos.trainers.rollout import loss_mask
+
+if TYPE_CHECKING:
+    from trl_algos.trainers.policy_trainer import PolicyTrainer
+
+CORRECTION_MODE = {
+    "token_truncate": "tis",
+    "token_mask": "icepop",
+    "sequence_truncate": "sequence_tis",
+    "sequence_mask": "sequence_mask",
+}
+"""TRL's `vllm_importance_sampling_mode` -> mode of `rollout_correction`."""
+
+
+def correct_engine_mismatch(trainer: "PolicyTrainer", output: dict[str, Any]) -> None:
+    """Replace TRL's engine weights in `output` by `rollout_correction`'s, and log quantiles of the engine ratio."""
+    if "importance_sampling_ratio" not in output:
+        return
+    mask = loss_mask(output)
+    log_ratio = output["old_per_token_logps"] - output["sampling_per_token_logps"]
+    output["importance_sampling_ratio"] = rollout_correction(
+        log_ratio,
+        mask,
+        CORRECTION_MODE[trainer.vllm_importance_sampling_mode],
+        trainer.vllm_importance_sampling_clip_min,
+        trainer.vllm_importance_sampling_clip_max,
+    )
+    metrics = StepMetrics()
+    metrics.quantiles("sampling/engine_ratio", log_ratio[mask.bool() & ~log_ratio.isnan()].exp())
+    trainer.append_metrics(metrics.flush(trainer.accelerator))
+
+
+def behaviour_logps(trainer: "PolicyTrainer", inputs: dict[str, Any], logps: Tensor) -> Tensor:
+    """(B, T) detached log-probs that the update ratio is taken to.
+
+    They are those of the policy before the update, which are the current ones where generation was on-policy. DIS
+    takes the engine's own where there are some, unless the engine is corrected for by weights.
+    """
+    old_logps = inputs.get("old_per_token_logps")
+    old_logps = logps.detach() if old_logps is None else old_logps
+    engine_logps = inputs.get("sampling_per_token_logps")
+    if trainer.args.surrogate == "dis" and engine_logps is not None and "importance_sampling_ratio" not in inputs:
+        return torch.where(engine_logps.isnan(), old_logps, engine_logps)
+    return old_logps

@@ -1,0 +1,464 @@
+"""`PolicyTrainer`: TRL's `GRPOTrainer` with the objective taken from a row of `ALGORITHMS`.
+
+TRL generates, scores, shuffles, splits and steps. What happens here, in order:
+
+1. `_open_window` prepares all micro-batches of an optimizer step, so that the loss divisor is known exactly;
+2. `_generate_and_score_completions` turns what TRL sampled into a `Rollout` and the rollout into advantages;
+3. `_compute_loss` turns a micro-batch into a loss: log-probs, ratio, surrogate, weights, KL, aggregation, metrics.
+
+To change the advantage in a subclass, override `estimate_advantages`; to add an algorithm, register a row.
+"""
+
+import inspect
+import json
+import math
+import os
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+
+from trl_algos._compat import LOGPS_PARAMETERS, check_trl_version
+from trl_algos.algorithms import ALGORITHMS, ROLLOUT_FIELDS, advantage_needs
+from trl_algos.config import PolicyConfig
+from trl_algos.core import (
+    AdaptiveKLController,
+    FixedKLController,
+    PolicyLoss,
+    aggregate_loss,
+    aggregation_count,
+    masked_mean,
+    masked_sum,
+    overlong_penalty,
+    policy_loss,
+)
+from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
+from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
+from trl_algos.trainers.entropy import entropy_bonus
+from trl_algos.trainers.greedy_baseline import greedy_scores
+from trl_algos.trainers.metrics import StepMetrics, record_loss, rollout_metrics
+from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
+from trl_algos.trainers.rollout import Rollout, Scores, concatenate, gather_rows, local_rows, loss_mask
+
+check_trl_version()
+
+KL_STATE_FILE = "kl_controller.json"
+
+
+class PolicyTrainer(GRPOTrainer):
+    """Trains a causal language model with any row of `trl_algos.ALGORITHMS`.
+
+    Used like TRL's `GRPOTrainer`, whose arguments it takes, with a `PolicyConfig` for `args`.
+
+    Args:
+        model: model id, folder, model or `PeftModel`.
+        reward_funcs: reward function(s) or model(s), as TRL takes them.
+        args: a `PolicyConfig`; its `algorithm` decides the objective.
+        **kwargs: further arguments of `GRPOTrainer` (`train_dataset`, `peft_config`, `tools`, `rollout_func`, ...).
+
+    Raises:
+        TypeError: `args` is not a `PolicyConfig`.
+    """
+
+    _tag_names: ClassVar[list[str]] = ["trl", "trl-algos"]
+    _name = "PolicyTrainer"
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: PolicyConfig | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            args = PolicyConfig()
+        if not isinstance(args, PolicyConfig):
+            raise TypeError(f"`args` must be a trl_algos.PolicyConfig, but is a {type(args).__name__}.")
+        self.algorithm = ALGORITHMS[args.algorithm]
+        self.needs = advantage_needs(args.advantage_function)
+        if "greedy_baseline" in self.needs and kwargs.get("environment_factory") is not None:
+            raise ValueError(
+                f"`environment_factory` cannot be combined with the advantage estimator {args.advantage_estimator!r}: "
+                "its greedy completion would need an environment of its own."
+            )
+        if kwargs.get("rollout_func") is not None:
+            kwargs["rollout_func"] = without_empty_completions(kwargs["rollout_func"])
+        super().__init__(model, reward_funcs, args, **kwargs)
+        self._name = self.algorithm.title
+        arxiv = self.algorithm.paper[:4].isdigit()
+        self._paper = {"title": self.algorithm.title, "id": self.algorithm.paper} if arxiv else {}
+        # TRL's own advantages are replaced; "none" is the cheapest way through its code.
+        self.scale_rewards = "none"
+        self.multi_objective_aggregation = "sum_then_normalize"
+        self.greedy = False
+        if args.disable_dropout:
+            _disable_functional_dropout(self.model)
+        self.kl_controller = (
+            AdaptiveKLController(args.beta, float(args.kl_target or 0), float(args.kl_horizon or 0))
+            if args.kl_controller == "adaptive"
+            else FixedKLController(args.beta)
+        )
+        self._kl_in = args.kl_placement if args.beta else "none"
+        self._image_inputs = [
+            name
+            for name in inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
+            if name not in LOGPS_PARAMETERS
+        ]
+        self._step_metrics = StepMetrics()
+        self._window_batches: list[Any] = []
+        self._window: list[dict[str, Any]] = []
+        self._rollouts: list[Rollout] = []
+
+    # 1. The optimizer window
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        """The raw batches of one optimizer step, remembered so that the step can be prepared as a whole."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        # Not prepared here: a resumed run restores its random state only after this call.
+        self._window_batches, self._window = list(batches), []
+        return batches, num_items
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        if not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        if not self._window:
+            self._open_window(self._window_batches or [generation_batch])
+        return self._window.pop(0)
+
+    def _open_window(self, batches: list[Any]) -> None:
+        """Prepare every micro-batch of an optimizer step: generate where due, estimate advantages, set the divisor.
+
+        All generation batches drawn for the step come from the same policy, so they are one population: statistics
+        over the batch and the loss divisor do not depend on how sampling and training were split up.
+        """
+        self._window_batches, self._rollouts = [], []
+        first_step: int = self._step
+        generations: list[list[dict[str, Any]]] = []
+        window: list[dict[str, Any]] = []
+        for offset, batch in enumerate(batches):
+            self._step, known = first_step + offset, len(self._rollouts)
+            window.append(super()._prepare_inputs(batch))
+            if len(self._rollouts) > known:
+                generations.append(self._buffered_inputs)
+        self._step = first_step
+        if self._rollouts:
+            rollout = concatenate(self._rollouts)
+            self._assign_advantages(rollout, generations)
+            self._update_reward_kl(rollout)
+        self._set_divisors(window)
+        self._window = window
+
+    def _assign_advantages(self, rollout: Rollout, generations: list[list[dict[str, Any]]]) -> None:
+        """Write advantages into the buffered micro-batches; TRL has shuffled them, `rollout_row` tells rows apart."""
+        advantages = self._finished_advantages(rollout)
+        self._log_rollout(rollout, advantages)
+        sizes = [len(r) for r in self._rollouts]
+        for part, micro_batches in zip(advantages.split(sizes), generations, strict=True):
+            local = local_rows(self.accelerator, part)
+            for batch in micro_batches:
+                batch["advantages"] = _cut(local[batch["rollout_row"]], batch)
+
+    def _set_divisors(self, window: list[dict[str, Any]]) -> None:
+        """Give each micro-batch the divisor of its loss: the whole window's over all ranks, per rank.
+
+        Gradients are averaged over ranks, hence the division by their number.
+        """
+        counts = [
+            torch.stack([self._loss_count(loss_mask(batch)), loss_mask(batch).sum().float()]) for batch in window
+        ]
+        totals = self.accelerator.reduce(torch.stack(counts).sum(0), reduction="sum") / self.accelerator.num_processes
+        for batch in window:
+            batch["loss_divisor"], batch["window_tokens"] = totals.clamp(min=torch.finfo(totals.dtype).tiny)
+
+    def _loss_count(self, mask: Tensor) -> Tensor:
+        return aggregation_count(mask, self.args.aggregation, max_length=self.max_completion_length)
+
+    # 2. Rollout and advantages
+
+    def estimate_advantages(self, rollout: Rollout) -> Tensor:
+        """Advantages of a rollout: the hook to override.
+
+        Args:
+            rollout: everything sampled for this update, over all ranks.
+
+        Returns:
+            (N,) one per completion, or (N, T) one per token; values of rows that are not scorable are ignored.
+        """
+        function = self.args.advantage_function
+        parameters = inspect.signature(function).parameters
+        inputs = {name: getattr(rollout, name) for name in ROLLOUT_FIELDS if name in parameters}
+        if "baselines" in inputs and inputs["baselines"] is None:  # evaluation makes no greedy pass
+            inputs["baselines"] = torch.zeros_like(rollout.scores)
+        return function(**inputs, **self.args.advantage_arguments)
+
+    def _finished_advantages(self, rollout: Rollout) -> Tensor:
+        advantages = self.estimate_advantages(rollout)
+        if advantages.shape not in (rollout.scores.shape, rollout.mask.shape):
+            raise ValueError(
+                f"`estimate_advantages` must return shape {tuple(rollout.scores.shape)} or "
+                f"{tuple(rollout.mask.shape)}, but returned {tuple(advantages.shape)}."
+            )
+        scorable = rollout.scorable if advantages.dim() == 1 else rollout.scorable[:, None]
+        return torch.where(scorable, advantages, torch.zeros_like(advantages)).detach().float()
+
+    def weighted_scores(self, scores_per_func: Tensor) -> Tensor:
+        """(N,) weighted sum of (N, F) rewards over the functions that scored the row; NaN where none did."""
+        weights = self.reward_weights.to(scores_per_func.device)
+        scores = (scores_per_func * weights).nansum(dim=1)
+        return torch.where(scores_per_func.isnan().all(dim=1), torch.nan, scores)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        """TRL's (N, F) rewards over all ranks, kept for the rollout together with the completions' lengths."""
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if rewards.isinf().any():
+            name = self.reward_func_names[int(rewards.isinf().any(dim=0).nonzero()[0])]
+            raise ValueError(f"The reward function {name!r} returned an infinite reward; return a number or None.")
+        self._scored = rewards, [len(ids) for ids in completion_ids_list]
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch, without its advantages: in training `_open_window` adds them, for all batches of the step."""
+        output = super()._generate_and_score_completions(inputs)
+        correct_engine_mismatch(self, output)
+        rollout = self._collect(inputs, output)
+        del output["advantages"]
+        if self.model.training:
+            self._rollouts.append(rollout)
+            output["rollout_row"] = torch.arange(len(inputs), device=rollout.scores.device)
+        else:
+            advantages = self._finished_advantages(rollout)
+            self._log_rollout(rollout, advantages)
+            output["advantages"] = _cut(local_rows(self.accelerator, advantages), output)
+        return output
+
+    def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
+        """The rollout of all ranks, from this rank's batch and what was kept while TRL made it."""
+        training, device = self.model.training, output["completion_ids"].device
+        group_size = self.num_generations if training else self.num_generations_eval
+        (scores_per_func, widths), generated = self._scored, self._generated_lengths
+        penalty = self._length_penalty(gather_rows(self.accelerator, torch.tensor(widths, device=device)))
+        kl = sampling_kl(self, output) if self._kl_in == "reward" else None
+        return Rollout(
+            scores=self.weighted_scores(scores_per_func) + penalty,
+            length_penalty=penalty,
+            scores_per_func=scores_per_func,
+            groups=torch.arange(len(scores_per_func), device=device) // group_size,
+            lengths=gather_rows(self.accelerator, torch.tensor(generated, device=device)),
+            mask=gather_rows(self.accelerator, loss_mask(output)),
+            kl=None if kl is None else gather_rows(self.accelerator, kl),
+            kl_coef=self.kl_controller.coef,
+            # Evaluation trains nothing, so it makes no greedy pass.
+            baselines=greedy_scores(self, inputs, group_size)
+            if training and "greedy_baseline" in self.needs
+            else None,
+        )
+
+    def _length_penalty(self, widths: Tensor) -> Tensor:
+        """(N,) DAPO's soft overlong punishment of completions `widths` tokens long, tool output included."""
+        if not self.args.overlong_buffer:
+            return torch.zeros_like(widths, dtype=torch.float32)
+        return overlong_penalty(
+            widths, self.max_completion_length, self.args.overlong_buffer, self.args.overlong_penalty_factor
+        )
+
+    def _update_reward_kl(self, rollout: Rollout) -> None:
+        """Log the KL charged to the reward and let the controller see it, once per update."""
+        if rollout.kl is None:
+            return
+        self._metrics["train"]["kl"].append(masked_mean(rollout.kl, rollout.mask).item())
+        per_sequence = masked_sum(rollout.kl, rollout.mask, dim=1).mean()
+        self._update_kl_controller(per_sequence.item(), len(rollout))
+
+    def _update_kl_controller(self, kl_per_sequence: float, sequences: int) -> None:
+        self._metrics["train"]["policy/kl_coef"].append(self.kl_controller.coef)
+        self.kl_controller.update(kl_per_sequence, sequences)
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """TRL's generation; a completion that came back empty is one masked EOS (see `empty_completions`)."""
+        self._empty_rows: list[int] | None = None
+        prompt_ids, completion_ids, tool_mask, *rest = super()._generate(prompts)
+        if self._empty_rows:
+            tool_mask = tool_mask or [[1] * len(ids) for ids in completion_ids]
+            for row in self._empty_rows:
+                tool_mask[row] = [0] * len(completion_ids[row])
+        self._generated_lengths = [sum(row) for row in tool_mask] if tool_mask else list(map(len, completion_ids))
+        return prompt_ids, completion_ids, tool_mask, *rest
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        empty = fill_empty(completion_ids, logprobs, self._tokenizer.eos_token_id)
+        if self._empty_rows is None:  # later turns, after a tool answered, hold other rows
+            self._empty_rows = empty
+        return completion_ids, logprobs
+
+    def _log_rollout(self, rollout: Rollout, advantages: Tensor) -> None:
+        """Log what was sampled, and our advantages in the place of TRL's in its table of completions."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        if rollout.single_samples:
+            metrics.pop("frac_reward_zero_std", None)  # a group of one has no spread to speak of
+        self.append_metrics(rollout_metrics(rollout, advantages))
+        rows = advantages if advantages.dim() == 1 else masked_mean(advantages, rollout.mask, dim=1)
+        logged = self._logs["advantages"]
+        for _ in range(min(len(rows), len(logged))):
+            logged.pop()
+        logged.extend(rows.tolist())
+
+    # 3. Loss
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        mask = loss_mask(inputs)
+        scores = self.score(model, inputs)
+        old_logps = behaviour_logps(self, inputs, scores.logps)
+        entropy_mask = self._entropy_mask(scores.entropies, mask)
+        divisor = self._loss_divisor(inputs, mask)
+        policy = policy_loss(
+            scores.logps,
+            old_logps,
+            inputs["advantages"],
+            mask,
+            surrogate=self.args.surrogate_function,
+            ratio_level=self.args.ratio_level,
+            aggregation=self.args.aggregation,
+            weights=self._loss_weights(inputs, scores.logps, old_logps, mask, entropy_mask),
+            normalizer=divisor,
+            **self.args.surrogate_arguments,
+        )
+        loss = policy.loss
+        kl = loss_kl(self, inputs, scores, old_logps, mask) if self._kl_in == "loss" else None
+        if kl is not None:
+            loss = loss + self.kl_controller.coef * aggregate_loss(kl, mask, self.args.aggregation, divisor)
+        if self._entropy_bonus_enabled:
+            loss = loss - entropy_bonus(self, inputs, scores.entropies, mask, entropy_mask)
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * scores.aux_loss / self.accumulation_steps
+        self._step_metrics.loss("total_loss", loss)
+        self._record(policy, scores, old_logps, kl, mask)
+        return loss
+
+    def score(self, model: nn.Module, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
+        """Log-probs and entropies of the completion tokens, with the MoE loss or the logits where they are needed."""
+        if self._kl_in == "loss" and self.args.kl_estimator == "full":
+            return score_with_logits(self, model, inputs)
+        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        return Scores(
+            *self._get_per_token_logps_and_entropies(
+                model,
+                input_ids,
+                attention_mask,
+                inputs["completion_ids"].shape[1],
+                batch_size=batch_size,
+                compute_entropy=True,
+                compute_aux_loss=self.aux_loss_enabled,
+                **{name: inputs.get(name) for name in self._image_inputs},
+            )
+        )
+
+    def _entropy_mask(self, entropies: Tensor, mask: Tensor) -> Tensor | None:
+        if self.top_entropy_quantile >= 1.0:
+            return None
+        return self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
+
+    def _loss_weights(
+        self, inputs: dict[str, Any], logps: Tensor, old_logps: Tensor, mask: Tensor, entropy_mask: Tensor | None
+    ) -> Tensor | None:
+        """Product of the factors TRL puts on a token's policy loss, or None for all ones."""
+        factors = [inputs.get("importance_sampling_ratio")]
+        if self.off_policy_mask_threshold is not None:
+            advantages = inputs["advantages"]
+            factors.append(
+                self.get_off_policy_mask(
+                    advantages=advantages if advantages.dim() == 2 else advantages[:, None],
+                    per_token_logps=logps,
+                    sampling_per_token_logps=inputs.get("sampling_per_token_logps", old_logps),
+                    mask=mask,
+                    off_policy_threshold=self.off_policy_mask_threshold,
+                )
+            )
+        if entropy_mask is not None:
+            factors.append(entropy_mask)
+        weights: Tensor | None = None
+        for factor in factors:
+            if factor is not None:
+                weights = factor if weights is None else weights * factor
+        return None if weights is None else weights.expand_as(mask).detach()
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of the current optimizer step; 1 in evaluation."""
+        return self.current_gradient_accumulation_steps if self.model.training else 1
+
+    def _loss_divisor(self, inputs: dict[str, Any], mask: Tensor) -> Tensor:
+        """The optimizer window's divisor; outside a window this micro-batch's, as if all were like it."""
+        if self.model.training and "loss_divisor" in inputs:
+            return inputs["loss_divisor"]
+        return self._loss_count(mask).clamp(min=1.0) * self.accumulation_steps
+
+    # Metrics and state
+
+    def _record(self, policy: PolicyLoss, scores: Scores, old_logps: Tensor, kl: Tensor | None, mask: Tensor) -> None:
+        """Collect the metrics of a micro-batch; at the end of the optimizer step reduce and keep them."""
+        flags_rows = self.args.ratio_level == "sequence"
+        record_loss(self._step_metrics, policy, scores.entropies, kl, mask, flags_rows)
+        if scores.aux_loss is not None:
+            self._step_metrics.mean("aux_loss", scores.aux_loss, 1.0)
+        log_ratio = (scores.logps.detach() - old_logps)[mask.bool()]
+        self._step_metrics.quantiles("policy/ratio", log_ratio.float().exp())
+        if self.accelerator.sync_gradients or not self.model.training:
+            self._finish_step(self._step_metrics.flush(self.accelerator))
+
+    def _finish_step(self, values: dict[str, float]) -> None:
+        """Keep the metrics of a finished optimizer step; stop before a step on a loss that is not finite."""
+        total_loss = values.pop("total_loss")
+        kl_per_sequence, sequences = values.pop("kl_per_sequence", None), values.pop("sequences", 0.0)
+        self.append_metrics(values)
+        if not self.model.training:
+            return
+        if not math.isfinite(total_loss):
+            parts = ", ".join(
+                f"{name} {values[name]:.4g}" for name in ("policy_loss", "kl", "entropy") if name in values
+            )
+            raise FloatingPointError(
+                f"The loss of step {self.state.global_step + 1} is {total_loss} ({parts}); the weights were not "
+                "updated. A log-prob of a trained token is NaN or infinite: lower `learning_rate`, or look at the "
+                "model's dtype."
+            )
+        if kl_per_sequence is not None:
+            self._update_kl_controller(kl_per_sequence, round(sequences))
+
+    def append_metrics(self, values: dict[str, float]) -> None:
+        """Keep metrics until TRL logs their mean."""
+        mode = "train" if self.model.training else "eval"
+        for name, value in values.items():
+            self._metrics[mode][name].append(value)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            folder = os.path.join(
+                self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            )
+            with open(os.path.join(folder, KL_STATE_FILE), "w") as file:
+                json.dump(self.kl_controller.state_dict(), file)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        path = os.path.join(checkpoint or "", KL_STATE_FILE)
+        if checkpoint is not None and os.path.exists(path):
+            with open(path) as file:
+                self.kl_controller.load_state_dict(json.load(file))
+
+
+def _cut(advantages: Tensor, batch: dict[str, Any]) -> Tensor:
+    """Token advantages at the width of `batch`, which other ranks or generations may exceed; (B,) as they are."""
+    return advantages[:, : batch["completion_ids"].shape[1]] if advantages.dim() == 2 else advantages
+
+
+def _disable_functional_dropout(model: nn.Module) -> None:
+    """Set dropout rates kept as plain numbers to 0: TRL's `disable_dropout` reaches `nn.Dropout` modules alone."""
+    for module in model.modules():
+        for name in ("attention_dropout", "dropout", "activation_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
