@@ -386,3 +386,18 @@ def component_default(row: Algorithm, kind: str, component: Callable[..., Any], 
     """
     owner = next((r for r in (row, *ALGORITHMS.values()) if getattr(r, kind) is component), row)
     return owner.defaults.get(setting, _parameters(component)[parameter].default)
+
+
+def table_cells(row: Algorithm) -> dict[str, str]:
+    """Heading -> cell of the row in `trl-algos list` and in the README."""
+    return {
+        "key": row.key,
+        "title": row.title,
+        "paper": row.paper,
+        "advantage": _short_name(row.advantage),
+        "surrogate": row.surrogate.__name__,
+        "ratio": row.ratio_level,
+        "aggregation": row.aggregation,
+        "KL": row.kl_placement if row.kl_placement == "none" else f"{row.kl_placement}, {row.kl_estimator}",
+        "needs": ", ".join(row.needs) or "-",
+    }

@@ -77,3 +77,6 @@ def bundled_model_path() -> str:
 
 SOURCES: dict[str, Callable[..., "Dataset"]] = {"arithmetic": arithmetic}
 """Data sources by the name that a recipe gives; each takes the split as its first argument."""
+
+BUNDLED_MODELS: dict[str, Callable[[], str]] = {"arithmetic-lm": bundled_model_path}
+"""Folders of bundled models by the name that a recipe gives as `model_name_or_path`."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 Completion = str | list[dict[str, Any]]
-RewardFunction = Callable[..., list[float | None]]
+RewardFunction = Callable[..., list[float] | list[float | None]]
 
 # Reward functions of TRL that need no arguments; its `get_*` ones are factories.
 _TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")

@@ -306,6 +306,8 @@ class TestBestOfGroup:
     def test_all_negative_rewards(self):
         advantages = best_of_group_advantages(f64([-3, -1, NAN]), torch.tensor([0, 0, 0]), normalize=False)
         assert_close(advantages, [0, 2, 0])
+        advantages = best_of_group_advantages(f64([0, -1, NAN]), torch.tensor([0, 0, 0]), normalize=False)
+        assert_close(advantages, [1, 0, 0])
 
     def test_eps(self):
         with pytest.raises(ValueError, match=r"`eps` must be at least 0, but is -1"):

@@ -120,3 +120,9 @@ def test_any_mask_dtype(function, dtype):
 def test_shapes_must_agree(function):
     with pytest.raises(ValueError, match=r"`mask` must have the shape of `x`, \(2, 6\), but has \(2, 5\)"):
         function(X, MASK[:, :5])
+
+
+def test_whitening_equal_large_values_gives_exactly_zero() -> None:
+    """The mean of a million times 100.1 is not 100.1 in float32; measured from the values themselves it is."""
+    x = torch.full((1000, 7), 100.1)
+    assert masked_whiten(x, torch.ones_like(x)).eq(0).all()

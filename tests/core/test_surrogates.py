@@ -198,10 +198,9 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(name):
     assert not (terms.low | terms.high | terms.dual).any()
 
 
-@pytest.mark.parametrize("name", SURROGATES)
+# Not cispo: its ratio is detached, so its loss is not the integral of its gradient.
+@pytest.mark.parametrize("name", sorted(set(SURROGATES) - {"cispo"}))
 def test_gradcheck(name):
-    if name == "cispo":
-        pytest.skip("its ratio is detached, so the loss is not the integral of its gradient")
     logps = double([[0.15, -0.1, 0.5], [0.1, -0.7, 0.3]]).requires_grad_()
     old, advantages = torch.zeros_like(logps), double([[1.0], [-0.5]])
     function = SURROGATES[name]

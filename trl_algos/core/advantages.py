@@ -133,7 +133,7 @@ def best_of_group_advantages(rewards: Tensor, groups: Tensor, normalize: bool = 
     _check_eps(eps)
     scored = scored_groups(rewards, groups)
     best = scored.maximum()
-    is_best = scored.scorable & (scored.rewards == best)
+    is_best = scored.rewards == best
     lead = best - scored.maximum(among=~is_best)
     if normalize:
         lead = lead / (scored.std() + eps)
@@ -171,9 +171,9 @@ def pass_at_k_advantages(rewards: Tensor, groups: Tensor, k: int) -> Tensor:
     others_wrong = _binomial_ratio(wrong - 1, count - 1, k - 1)
     deviation = (all_wrong * (1 - all_wrong)).sqrt()
     numerator = torch.where(correct, all_wrong, all_wrong - others_wrong)
-    defined = (deviation > 0) & (count >= k)
-    advantages = numerator / torch.where(defined, deviation, 1.0)
-    return _where_informative(scored, masked_fill_zero(advantages, defined))
+    # Fewer rows than k have no subset: their ratio is 0, and so is the deviation.
+    advantages = numerator / torch.where(deviation > 0, deviation, 1.0)
+    return _where_informative(scored, masked_fill_zero(advantages, deviation > 0))
 
 
 def gpg_advantages(rewards: Tensor, groups: Tensor) -> Tensor:

@@ -99,6 +99,12 @@ def masked_whiten(x: Tensor, mask: Tensor, unbiased: bool = True, eps: float = 1
     Raises:
         ValueError: the shapes differ.
     """
+    check_same_shape(x=x, mask=mask)
+    # Measured from a kept value: rounding of a large mean must not turn equal values into unequal ones.
+    kept = mask.bool()
+    floor = torch.finfo(at_least_float32(x).dtype).min
+    shift = torch.where(kept, at_least_float32(x), floor).amax().detach() if x.numel() else 0.0
+    shifted = masked_fill_zero(at_least_float32(x) - shift, kept)
     # Filled before the product: its gradient to the scale sums over all places, and 0 · NaN of a masked one is NaN.
-    centred = masked_fill_zero(at_least_float32(x) - masked_mean(x, mask), mask)
-    return centred * torch.rsqrt(masked_var(x, mask, unbiased) + eps)
+    centred = masked_fill_zero(shifted - masked_mean(shifted, kept), kept)
+    return centred * torch.rsqrt(masked_var(shifted, kept, unbiased) + eps)

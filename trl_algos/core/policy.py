@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trl_algos.core._checks import at_least_float32, check_choice
-from trl_algos.core.aggregation import aggregate_loss
+from trl_algos.core.aggregation import AGGREGATIONS, aggregate_loss
 from trl_algos.core.masked import masked_fill_zero, masked_mean
 from trl_algos.core.ratios import importance_log_ratio, log_ratio
 from trl_algos.core.surrogates import SURROGATES, Surrogate, SurrogateTerms, gmpo
@@ -72,6 +72,7 @@ def policy_loss(
     Raises:
         ValueError: a shape differs, a name is unknown, or a setting is unknown, missing or out of its range.
     """
+    check_choice("aggregation", aggregation, AGGREGATIONS)
     function = _surrogate_function(surrogate, ratio_level, surrogate_settings)
     ratios = importance_log_ratio(logps, old_logps, mask, ratio_level)
     mask = mask.bool()

@@ -64,6 +64,7 @@ class PolicyTrainer(GRPOTrainer):
 
     _tag_names: ClassVar[list[str]] = ["trl", "trl-algos"]
     _name = "PolicyTrainer"
+    _step: int  # TRL's count of micro-batches
 
     def __init__(
         self,

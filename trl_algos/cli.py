@@ -1,0 +1,71 @@
+"""`trl-algos train RECIPE [--key value ...]` and `trl-algos list`."""
+
+import sys
+from collections.abc import Sequence
+
+USAGE = """usage: trl-algos train RECIPE [--key value ...]   train as a recipe says; any setting can be overridden
+       trl-algos list                            the algorithms, with their papers and parts
+
+Also as `python -m trl_algos`, and under `accelerate launch -m trl_algos train RECIPE`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, or 2 with a message where the input cannot run."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands = {"train": _train, "list": _list}
+    if not words or words[0] in ("-h", "--help"):
+        _write(USAGE)
+        return 0 if words else 2
+    if words[0] not in commands:
+        return _refuse([f"{words[0]!r} is not a command; there are {', '.join(commands)}."])
+    return commands[words[0]](words[1:])
+
+
+def _train(words: list[str]) -> int:
+    path, overrides = _recipe_path(words)
+    if path is None:
+        return _refuse(["train: name a recipe: `trl-algos train RECIPE [--key value ...]`."])
+    # Late, so that usage and mistakes in it do not wait for torch.
+    from trl_algos.config import ConfigError
+    from trl_algos.recipe import read_recipe
+
+    try:
+        recipe = read_recipe(path, overrides)
+        from trl_algos.run import train
+
+        train(recipe)
+    except ConfigError as error:
+        return _refuse(error.problems)
+    return 0
+
+
+def _recipe_path(words: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe, named first or by `--config`, and the other words."""
+    for place, word in enumerate(words):
+        if word == "--config" and place + 1 < len(words):
+            return words[place + 1], words[:place] + words[place + 2 :]
+        if word.startswith("--config="):
+            return word.removeprefix("--config="), words[:place] + words[place + 1 :]
+    if words and not words[0].startswith("--"):
+        return words[0], words[1:]
+    return None, words
+
+
+def _list(words: list[str]) -> int:
+    from trl_algos.algorithms import ALGORITHMS, table_cells
+
+    for row in ALGORITHMS.values():
+        cells = table_cells(row)
+        parts = " · ".join(cells[name] for name in ("advantage", "surrogate", "ratio", "aggregation"))
+        _write(f"{row.key:<22} {row.title} ({row.paper})")
+        _write(f"{'':<22} {parts} · KL {cells['KL']} · needs {cells['needs']}")
+    return 0
+
+
+def _refuse(problems: list[str]) -> int:
+    sys.stderr.write("\n".join(["trl-algos: cannot run:", *(f"  {problem}" for problem in problems)]) + "\n")
+    return 2
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,215 @@
+"""The main job: from a recipe to a trained model, a summary and a plot in the run folder."""
+
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from datasets import load_dataset
+from rich.console import Console
+from rich.table import Table
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from trl import get_dataset, get_peft_config, get_quantization_config
+
+from trl_algos._version import __version__
+from trl_algos.config import ConfigError
+from trl_algos.data import BUNDLED_MODELS, SOURCES
+from trl_algos.held_out import HeldOut, held_out_rewards
+from trl_algos.plots import plot_run
+from trl_algos.progress import ProgressBar
+from trl_algos.recipe import Recipe
+from trl_algos.rewards import RewardFunction, find_reward
+from trl_algos.trainers import PolicyTrainer
+
+SUMMARY_FILE = "training_summary.json"
+PLOT_FILE = "reward.png"
+
+_VERSIONS = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+
+
+def train(recipe: Recipe) -> PolicyTrainer:
+    """Train as `recipe` says, and leave model, tokenizer, summary and plot in its `output_dir`.
+
+    Raises:
+        ConfigError: model, data or rewards are not to be had.
+    """
+    run, args = recipe.run, recipe.policy
+    rewards = _reward_functions(recipe)
+    train_dataset, test_dataset = _datasets(recipe)
+    trainer = PolicyTrainer(
+        model=_model_path(recipe),
+        reward_funcs=rewards,
+        args=args,
+        train_dataset=train_dataset,
+        eval_dataset=test_dataset if args.eval_strategy != "no" else None,
+        quantization_config=get_quantization_config(recipe.model),
+        peft_config=get_peft_config(recipe.model),
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(ProgressBar())
+    held_out = _held_out_prompts(recipe, test_dataset)
+    before = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    seconds = time.perf_counter() - started
+    after = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
+    trainer.save_model(args.output_dir)
+    if trainer.is_world_process_zero():
+        _report(trainer, recipe, before, after, seconds)
+    if args.push_to_hub:
+        trainer.push_to_hub(dataset_name=run.dataset_name)
+    trainer.end()
+    return trainer
+
+
+def _model_path(recipe: Recipe) -> str:
+    name = recipe.model.model_name_or_path
+    if name is None:
+        raise ConfigError(
+            [f"`model_name_or_path`: not set; give a model id, a folder, or {', '.join(BUNDLED_MODELS)}."]
+        )
+    if recipe.policy.model_init_kwargs is None:
+        recipe.policy.model_init_kwargs = {}
+    kwargs = recipe.policy.model_init_kwargs
+    kwargs.setdefault("revision", recipe.model.model_revision)
+    for key in ("attn_implementation", "dtype"):
+        if getattr(recipe.model, key) is not None:
+            kwargs.setdefault(key, getattr(recipe.model, key))
+    return str(BUNDLED_MODELS[name]()) if name in BUNDLED_MODELS and not os.path.isdir(name) else name
+
+
+def _datasets(recipe: Recipe) -> tuple[Any, Any]:
+    """Training and test split; the latter None where there is none and none is needed."""
+    run = recipe.run
+    if run.dataset_name in SOURCES:
+        source = SOURCES[run.dataset_name]
+        splits: Any = {name: source(name) for name in (run.dataset_train_split, run.dataset_test_split)}
+    elif recipe.mixture.datasets:
+        splits = get_dataset(recipe.mixture)
+    elif run.dataset_name:
+        splits = load_dataset(run.dataset_name, name=run.dataset_config, streaming=run.dataset_streaming)
+    else:
+        raise ConfigError([f"`dataset_name`: not set; give a data set, `datasets`, or {', '.join(SOURCES)}."])
+    needed = [("dataset_train_split", run.dataset_train_split)]
+    if recipe.policy.eval_strategy != "no" or run.held_out_prompts:
+        needed.append(("dataset_test_split", run.dataset_test_split))
+    missing = [
+        f"`{key}`: {name!r} is not a split; there are {', '.join(splits)}."
+        for key, name in needed
+        if name not in splits
+    ]
+    if missing:
+        raise ConfigError(missing)
+    return splits[run.dataset_train_split], splits.get(run.dataset_test_split)
+
+
+def _held_out_prompts(recipe: Recipe, test_dataset: Any) -> Any:
+    count = recipe.run.held_out_prompts
+    return test_dataset.select(range(min(count, len(test_dataset)))) if count else None
+
+
+def _reward_functions(recipe: Recipe) -> list[Any]:
+    run = recipe.run
+    rewards: list[Any] = [run.reward_model_name_or_path] if run.reward_model_name_or_path else []
+    problems = []
+    for name in run.reward_funcs or []:
+        try:
+            rewards.append(load_reward(name))
+        except (ValueError, ImportError, AttributeError, OSError) as error:
+            problems.append(f"`reward_funcs`: {name!r}: {error}")
+    if not rewards and not problems:
+        problems.append("`reward_funcs`: not set; give the name or path of at least one reward function.")
+    if problems:
+        raise ConfigError(problems)
+    return rewards
+
+
+def load_reward(name: str) -> RewardFunction:
+    """A reward function, by its name in `trl_algos.rewards` or its path: `package.module.name` or `dir/file.py:name`.
+
+    Only an explicit path runs code that is not ours or TRL's.
+
+    Raises:
+        ValueError: there is no such name.
+        ImportError, AttributeError, OSError: the module or its function is not to be had.
+    """
+    path, separator, function = name.rpartition(":")
+    if separator and path.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        if spec is None or spec.loader is None or not os.path.isfile(path):
+            raise FileNotFoundError(f"there is no file {path}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return getattr(module, function)
+    if "." in name:
+        module_name, _, function = name.rpartition(".")
+        sys.path.insert(0, os.getcwd())
+        return getattr(importlib.import_module(module_name), function)
+    return find_reward(name)
+
+
+def _report(
+    trainer: PolicyTrainer, recipe: Recipe, before: HeldOut | None, after: HeldOut | None, seconds: float
+) -> None:
+    folder = Path(recipe.policy.output_dir)
+    summary = {
+        "algorithm": recipe.policy.algorithm,
+        "steps": trainer.state.global_step,
+        "training_seconds": round(seconds, 1),
+        "held_out": {
+            "prompts": recipe.run.held_out_prompts,
+            "samples_per_prompt": recipe.run.held_out_samples,
+            "before": before,
+            "after": after,
+        },
+        "last_log": _last_log(trainer),
+        "settings": _settings(recipe),
+        "versions": _versions(),
+    }
+    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2, default=str) + "\n")
+    if recipe.run.plot:
+        plot_run(trainer.state.log_history, folder / PLOT_FILE, f"{recipe.policy.algorithm}: {folder.name}")
+    console = Console()
+    if before and after:
+        console.print(_held_out_table(before, after, recipe.run.held_out_prompts))
+    console.print(
+        f"Trained {trainer.state.global_step} steps in {seconds:.0f} s. Model, {SUMMARY_FILE} and plots: {folder}"
+    )
+
+
+def _held_out_table(before: HeldOut, after: HeldOut, prompts: int) -> Table:
+    table = Table(title=f"Mean reward on {prompts} held-out prompts")
+    for heading in ("completion", "reward function", "before", "after", "change"):
+        table.add_column(heading, justify="left" if heading in ("completion", "reward function") else "right")
+    for kind, rewards in before.items():
+        for name, value in rewards.items():
+            later = after[kind][name]
+            table.add_row(kind, name, f"{value:.3f}", f"{later:.3f}", f"{later - value:+.3f}")
+    return table
+
+
+def _last_log(trainer: PolicyTrainer) -> dict[str, Any]:
+    return next((entry for entry in reversed(trainer.state.log_history) if "reward" in entry), {})
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Every setting as resolved, without secrets."""
+    settings = {**vars(recipe.run), **vars(recipe.model), **recipe.policy.to_dict()}
+    return {name: value for name, value in sorted(settings.items()) if "token" not in name or name.endswith("_tokens")}
+
+
+def _versions() -> dict[str, str]:
+    found = {"trl_algos": __version__, "python": platform.python_version()}
+    for package in _VERSIONS:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
