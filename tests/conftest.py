@@ -1,8 +1,17 @@
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Before anything imports a Hugging Face library: tests never look for a network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent))
 
 GOLDEN_FILE = Path(__file__).parent / "golden" / "policy_reference.json"
 
@@ -11,3 +20,14 @@ GOLDEN_FILE = Path(__file__).parent / "golden" / "policy_reference.json"
 def golden() -> dict[str, Any]:
     """Inputs and results of a reference implementation, as nested lists of float64 numbers; do not change them."""
     return json.loads(GOLDEN_FILE.read_text())
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder with the tiny Llama and its tokenizer: a reference model can only be loaded from disk."""
+    import tiny
+
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    tiny.llama().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)

@@ -389,7 +389,10 @@ class PolicyTrainer(GRPOTrainer):
     @property
     def accumulation_steps(self) -> int:
         """Micro-batches of the current optimizer step; 1 in evaluation."""
-        return self.current_gradient_accumulation_steps if self.model.training else 1
+        if not self.model.training:
+            return 1
+        # Trainer sets the attribute with the first step; a loss may be asked for before.
+        return getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
 
     def _loss_divisor(self, inputs: dict[str, Any], mask: Tensor) -> Tensor:
         """The optimizer window's divisor; outside a window this micro-batch's, as if all were like it."""

@@ -1,0 +1,204 @@
+"""Our loss against TRL's own: same weights, same batch, equal loss and equal gradients; then whole runs.
+
+With one micro-batch per optimizer step, one process and no empty row TRL's divisors are ours, so `GRPOTrainer` is an
+independent reference for every algorithm that it knows.
+"""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_algos.config import PolicyConfig
+from trl_algos.trainers import PolicyTrainer
+
+# Algorithm -> (our settings, TRL's settings). Bounds are narrow enough for the random ratios to be clipped.
+ALGORITHMS = {
+    "grpo": ({"algorithm": "grpo", "epsilon": 0.1}, {"loss_type": "grpo", "epsilon": 0.1}),
+    "dual_clip": (
+        {"algorithm": "grpo", "epsilon": 0.1, "delta": 1.2},
+        {"loss_type": "grpo", "epsilon": 0.1, "delta": 1.2},
+    ),
+    "dr_grpo": (
+        {"algorithm": "dr_grpo", "epsilon": 0.1},
+        {"loss_type": "dr_grpo", "epsilon": 0.1, "scale_rewards": "none"},
+    ),
+    "dapo": (
+        {"algorithm": "dapo", "epsilon": 0.1, "epsilon_high": 0.14, "overlong_buffer": 0},
+        {"loss_type": "dapo", "epsilon": 0.1, "epsilon_high": 0.14},
+    ),
+    "gspo": (
+        {"algorithm": "gspo", "epsilon": 0.01, "epsilon_high": 0.02},
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02},
+    ),
+    # TRL's epsilon_high is the cap itself, ours the distance of the cap from 1; epsilon 1 leaves out the lower bound.
+    "cispo": (
+        {"algorithm": "cispo", "epsilon": 1.0, "epsilon_high": 0.2},
+        {"loss_type": "cispo", "epsilon_high": 1.2},
+    ),
+    "sapo": ({"algorithm": "sapo"}, {"loss_type": "sapo"}),
+}
+WITHOUT_KL = {"kl_placement": "none", "beta": None}
+KL = {"kl_placement": "loss", "kl_estimator": "k3", "beta": 0.3}
+BONUS = {"entropy_coef": 0.2}
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef": 0.2, "entropy_coef_delta": 0.1, "entropy_coef_max": 1.0}
+
+# Feature -> settings of both configs (KL settings that TRL does not know are left out there).
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "kl": KL | {"use_bias_correction_kl": False},
+    "kl_times_ratio": KL | {"use_bias_correction_kl": True},
+    "entropy_bonus": BONUS,
+    # Mean entropies of the batch are about 4 nats: the first target lets the bonus grow, the second lets it fall.
+    "adaptive_entropy_rises": ADAPTIVE | {"entropy_target": 6.0},
+    "adaptive_entropy_falls": ADAPTIVE | {"entropy_target": 0.1},
+    "tool_mask": {},
+    "off_policy_mask": {"off_policy_mask_threshold": 0.02},
+    "off_policy_mask_with_engine_logps": {"off_policy_mask_threshold": 0.02},
+    "top_entropy": {"top_entropy_quantile": 0.5},
+    "top_entropy_with_bonus": {"top_entropy_quantile": 0.5} | BONUS,
+    "engine_ratio": {},
+    "engine_ratio_per_row": {},
+    "token_advantages": {},
+    "everything": KL
+    | BONUS
+    | {"use_bias_correction_kl": True, "off_policy_mask_threshold": 0.02, "top_entropy_quantile": 0.5},
+}
+
+
+def never_scores(completions: list[str], **_: Any) -> list[float]:
+    raise AssertionError("no completion is generated here")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny model on disk, for the reference model of runs with a KL term."""
+    path = str(tmp_path_factory.mktemp("tiny"))
+    tiny.llama(seed=0).save_pretrained(path)
+    return path
+
+
+def common_settings(output_dir: Path) -> dict[str, Any]:
+    return {
+        "output_dir": str(output_dir),
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": 12,
+        "disable_dropout": True,
+    }
+
+
+def pair_of_trainers(
+    algorithm: str, settings: dict[str, Any], output_dir: Path, model: Any, **kwargs: Any
+) -> tuple[PolicyTrainer, GRPOTrainer]:
+    """Our trainer and TRL's with the matching settings; `model` is a path, or makes a model."""
+    ours, trls = ALGORITHMS[algorithm]
+    ours = common_settings(output_dir) | ({} if "beta" in settings else WITHOUT_KL) | ours | settings
+    known_to_trl = {k: v for k, v in settings.items() if k not in ("kl_placement", "kl_estimator")}
+    trls = common_settings(output_dir) | {"beta": 0.0, "use_bias_correction_kl": False} | trls | known_to_trl
+    made = []
+    for trainer_class, config in ((PolicyTrainer, PolicyConfig(**ours)), (GRPOTrainer, GRPOConfig(**trls))):
+        trainer = trainer_class(
+            model if isinstance(model, str) else model(),
+            args=config,
+            processing_class=tiny.tokenizer(),
+            **{"reward_funcs": never_scores, "train_dataset": tiny.prompts(4)} | kwargs,
+        )
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 1
+        made.append(trainer)
+    return made[0], made[1]
+
+
+def hand_made_inputs(trainer: GRPOTrainer, seed: int = 0) -> dict[str, Tensor]:
+    """Four rows of 9, 4, 1 and 7 tokens; old log-probs are the current ones off by up to ±0.4."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths, width = torch.tensor([9, 4, 1, 7]), 9
+    prompt_mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5, [0, 1, 1, 1, 1], [1] * 5])
+    mask = (torch.arange(width) < lengths[:, None]).long()
+    inputs = {
+        "prompt_ids": torch.randint(2, 258, (4, 5), generator=generator) * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "completion_ids": torch.randint(2, 258, (4, width), generator=generator) * mask,
+        "completion_mask": mask,
+        "advantages": torch.tensor([1.5, -0.7, 0.4, -1.3]),
+        "num_items_in_batch": mask.sum(),
+    }
+    with torch.no_grad():
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
+            torch.cat([prompt_mask, mask], 1),
+            width,
+        )
+    inputs["old_per_token_logps"] = logps + 0.8 * (torch.rand(4, width, generator=generator) - 0.5)
+    inputs["ref_per_token_logps"] = logps + torch.randn(4, width, generator=generator)
+    return inputs
+
+
+def with_feature(inputs: dict[str, Tensor], feature: str) -> dict[str, Tensor]:
+    """`inputs` with the tensors that a feature needs."""
+    inputs, shape = dict(inputs), inputs["completion_mask"].shape
+    generator = torch.Generator().manual_seed(9)
+    if feature in ("tool_mask", "everything"):
+        inputs["tool_mask"] = torch.ones(shape, dtype=torch.long)
+        inputs["tool_mask"][0, 2:5] = inputs["tool_mask"][3, 0] = inputs["tool_mask"][1, 3] = 0
+        inputs["num_items_in_batch"] = (inputs["completion_mask"] * inputs["tool_mask"]).sum()
+    if feature in ("off_policy_mask_with_engine_logps", "everything"):
+        noise = 0.3 * torch.randn(shape, generator=generator)
+        inputs["sampling_per_token_logps"] = inputs["old_per_token_logps"] + noise
+    if feature in ("engine_ratio", "everything"):
+        ratio = 2 * torch.rand(shape, generator=generator)
+        inputs["importance_sampling_ratio"] = torch.where(ratio < 0.4, 0.0, ratio)
+    if feature == "engine_ratio_per_row":
+        inputs["importance_sampling_ratio"] = torch.tensor([[0.5], [1.7], [0.0], [0.9]])
+    if feature == "token_advantages":
+        inputs["advantages"] = torch.randn(shape, generator=generator)
+    return inputs
+
+
+def loss_and_gradients(trainer: GRPOTrainer, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    trainer.model.zero_grad()
+    loss = trainer._compute_loss(trainer.model, inputs)
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return loss.detach(), gradients
+
+
+def assert_same_loss(ours: PolicyTrainer, trls: GRPOTrainer, inputs: dict[str, Tensor]) -> None:
+    """Same loss and gradients to 1e-6, whether or not the divisor of an optimizer window is given."""
+    expected, expected_gradients = loss_and_gradients(trls, inputs)
+    windowed = dict(inputs)
+    ours._set_divisors([windowed])
+    loss, gradients = loss_and_gradients(ours, windowed)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    assert max(float(g.abs().max()) for g in gradients.values()) > 1e-3
+    assert gradients.keys() == expected_gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-6, atol=1e-6, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_loss_and_gradients_are_those_of_trl(algorithm: str, feature: str, tmp_path: Path, folder: str) -> None:
+    settings = FEATURES[feature]
+    ours, trls = pair_of_trainers(algorithm, settings, tmp_path, folder)
+    if feature in ("engine_ratio", "engine_ratio_per_row", "everything"):
+        for trainer in (ours, trls):
+            trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+    steps = 2 if "use_adaptive_entropy" in settings else 1
+    for seed in range(steps):
+        assert_same_loss(ours, trls, with_feature(hand_made_inputs(trls, seed), feature))
+        assert ours.entropy_coef == pytest.approx(trls.entropy_coef)
+        assert ours._last_world_entropy == pytest.approx(trls._last_world_entropy, rel=1e-6)
