@@ -176,8 +176,8 @@ def loss_and_gradients(trainer: GRPOTrainer, inputs: dict[str, Tensor]) -> tuple
     return loss.detach(), gradients
 
 
-def assert_same_loss(ours: PolicyTrainer, trls: GRPOTrainer, inputs: dict[str, Tensor]) -> None:
-    """Same loss and gradients to 1e-6, whether or not the divisor of an optimizer window is given."""
+def assert_same_loss(ours: PolicyTrainer, trls: GRPOTrainer, inputs: dict[str, Tensor]) -> float:
+    """The loss, after the check that both have the same loss and gradients to 1e-6."""
     expected, expected_gradients = loss_and_gradients(trls, inputs)
     windowed = dict(inputs)
     ours._set_divisors([windowed])
@@ -187,18 +187,175 @@ def assert_same_loss(ours: PolicyTrainer, trls: GRPOTrainer, inputs: dict[str, T
     assert gradients.keys() == expected_gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-6, atol=1e-6, msg=lambda m, n=name: n + m)
+    return loss.item()
+
+
+@pytest.fixture(scope="module")
+def plain_losses(tmp_path_factory: pytest.TempPathFactory, folder: str) -> dict[str, float]:
+    """TRL's loss of the batch without any feature, by algorithm."""
+    losses = {}
+    for algorithm in ALGORITHMS:
+        _, trls = pair_of_trainers(algorithm, {}, tmp_path_factory.mktemp("plain"), folder)
+        losses[algorithm] = loss_and_gradients(trls, hand_made_inputs(trls))[0].item()
+    return losses
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_loss_and_gradients_are_those_of_trl(algorithm: str, feature: str, tmp_path: Path, folder: str) -> None:
+def test_loss_and_gradients_are_those_of_trl(
+    algorithm: str, feature: str, tmp_path: Path, folder: str, plain_losses: dict[str, float]
+) -> None:
     settings = FEATURES[feature]
     ours, trls = pair_of_trainers(algorithm, settings, tmp_path, folder)
     if feature in ("engine_ratio", "engine_ratio_per_row", "everything"):
         for trainer in (ours, trls):
             trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
-    steps = 2 if "use_adaptive_entropy" in settings else 1
-    for seed in range(steps):
-        assert_same_loss(ours, trls, with_feature(hand_made_inputs(trls, seed), feature))
+    adaptive = "use_adaptive_entropy" in settings
+    for seed in range(2 if adaptive else 1):
+        inputs = with_feature(hand_made_inputs(trls, seed), feature)
+        loss = assert_same_loss(ours, trls, inputs)
         assert ours.entropy_coef == pytest.approx(trls.entropy_coef)
         assert ours._last_world_entropy == pytest.approx(trls._last_world_entropy, rel=1e-6)
+    # The feature is really in the numbers: the controller moved by 0.1 a step, and other features change the loss.
+    if adaptive:
+        assert ours.entropy_coef == pytest.approx({6.0: 0.4, 0.1: 0.0}[settings["entropy_target"]])
+    else:
+        assert (abs(loss - plain_losses[algorithm]) > 1e-4) == (feature != "plain")
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dual_clip", "dr_grpo", "dapo", "gspo"])
+def test_the_hand_made_ratios_are_clipped_as_in_trl(algorithm: str, tmp_path: Path, folder: str) -> None:
+    """Otherwise the comparison above would hold for any clip; the shares are TRL's."""
+    ours, trls = pair_of_trainers(algorithm, {}, tmp_path, folder)
+    inputs = hand_made_inputs(trls)
+    assert_same_loss(ours, trls, inputs)
+    for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"):
+        ((share,), (expected,)) = (trainer._metrics["train"][f"clip_ratio/{name}"] for trainer in (ours, trls))
+        assert share == pytest.approx(expected, abs=1e-6)
+        assert 0 <= share < 1 or name == "high_max"
+    assert ours._metrics["train"]["clip_ratio/region_mean"][0] > 0.1
+    assert (ours._metrics["train"]["clip_ratio/dual_mean"][0] > 0) == (algorithm == "dual_clip")
+
+
+def mixtral(aux_loss_coef: float) -> MixtralForCausalLM:
+    """Two-layer mixture of four experts."""
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=258,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        router_aux_loss_coef=aux_loss_coef,
+        output_router_logits=True,
+        pad_token_id=tiny.PAD,
+        eos_token_id=tiny.EOS,
+    )
+    return MixtralForCausalLM(config)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_load_balancing_loss_of_a_mixture_of_experts(algorithm: str, tmp_path: Path) -> None:
+    losses = {}
+    for coef in (0.0, 0.5):
+        ours, trls = pair_of_trainers(algorithm, {}, tmp_path, lambda coef=coef: mixtral(coef))
+        losses[coef] = assert_same_loss(ours, trls, hand_made_inputs(trls))
+        assert ours._metrics["train"]["aux_loss"] == pytest.approx(trls._metrics["train"]["aux_loss"])
+    # The loss of balanced experts is the number of experts per token, 2, and more where they are not balanced.
+    assert losses[0.5] - losses[0.0] > 0.5 * 2 - 0.1
+
+
+# Names that TRL 1.16 hands to the forward pass besides text.
+IMAGE_KEYWORDS = {
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+}
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_image_keywords_reach_the_forward_pass(present: bool, tmp_path: Path, folder: str) -> None:
+    """TRL's own loss, called with the same stub, says which keywords there are."""
+    inputs_of, received = {}, {}
+    signature = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies)
+    assert set(signature.parameters) >= IMAGE_KEYWORDS
+    for trainer in pair_of_trainers("grpo", {}, tmp_path, folder):
+        inputs = hand_made_inputs(trainer)
+        if present:
+            inputs |= {name: object() for name in IMAGE_KEYWORDS}
+        width = inputs["completion_ids"].shape[1]
+
+        def stub(*args: Any, _trainer: GRPOTrainer = trainer, _width: int = width, **kwargs: Any) -> tuple[Any, ...]:
+            received[type(_trainer)] = signature.bind(_trainer, *args, **kwargs).arguments
+            return torch.zeros(4, _width, requires_grad=True), torch.ones(4, _width), None
+
+        trainer._get_per_token_logps_and_entropies = stub
+        trainer._compute_loss(trainer.model, inputs)
+        inputs_of[type(trainer)] = inputs
+    for trainer_class, arguments in received.items():
+        for name in IMAGE_KEYWORDS:
+            assert arguments[name] is inputs_of[trainer_class].get(name)
+    assert {k for k, v in received[PolicyTrainer].items() if v is not None} == {
+        k for k, v in received[GRPOTrainer].items() if v is not None
+    }
+
+
+COMPLETIONS = {
+    # Lengths from 1 to 12 tokens, with and without an end token, two completions per prompt.
+    f"prompt {i}:": [
+        [40 + (7 * i + 11 * j + 3 * k) % 200 for k in range(1 + (5 * i + 3 * j) % 12)] + [tiny.EOS] * ((i + j) % 2)
+        for j in range(2)
+    ]
+    for i in range(4)
+}
+
+
+def sum_of_ids(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Some number that differs between completions."""
+    return [sum(ids) % 7 / 3 for ids in completion_ids]
+
+
+@pytest.mark.parametrize("feature", ["plain", "kl", "kl_times_ratio", "entropy_bonus", "top_entropy"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_three_optimizer_steps_end_at_trls_weights(
+    algorithm: str, feature: str, tmp_path: Path, folder: str
+) -> None:
+    """SGD, all 8 rows in every step, two passes over each generation batch: the second step is off-policy."""
+    run = {
+        "per_device_train_batch_size": 8,
+        "num_iterations": 2,
+        "max_steps": 3,
+        "optim": "sgd",
+        "learning_rate": 0.3,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "top_k": 0,
+    }
+    ours, trls = pair_of_trainers(
+        algorithm,
+        FEATURES[feature] | run,
+        tmp_path,
+        folder,
+        reward_funcs=sum_of_ids,
+        rollout_func=tiny.fixed_rollout(COMPLETIONS, env_mask=True),
+    )
+    start = {name: p.detach().clone() for name, p in ours.model.named_parameters()}
+    for trainer in (ours, trls):
+        trainer.train()
+    moved = 0.0
+    expected = dict(trls.model.named_parameters())
+    for name, parameter in ours.model.named_parameters():
+        torch.testing.assert_close(parameter, expected[name], rtol=0, atol=1e-6, msg=lambda m, n=name: n + m)
+        moved = max(moved, float((parameter - start[name]).abs().max()))
+    assert moved > 1e-2
