@@ -1,0 +1,141 @@
+"""The main job on the bundled task: from a recipe to the run folder, and every recipe for a few steps."""
+
+import json
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_algos.algorithms import ALGORITHMS
+from trl_algos.config import ConfigError
+from trl_algos.data import arithmetic, bundled_model_path
+from trl_algos.recipe import read_recipe
+from trl_algos.run import load_reward, train
+
+ROOT = Path(__file__).parents[1]
+SMALL = [
+    "--model_name_or_path=arithmetic-lm",
+    "--dataset_name=arithmetic",
+    "--dataset_test_split=heldout",
+    "--reward_funcs=exact_match",
+    "--max_completion_length=4",
+    "--per_device_train_batch_size=32",
+    "--gradient_accumulation_steps=1",
+    "--logging_steps=1",
+    "--max_steps=2",
+    "--save_strategy=no",
+    "--use_cpu",
+    "--bf16=false",
+    "--gradient_checkpointing=false",
+]
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run folder of the quickstart recipe after a few steps."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    words = [f"--output_dir={folder}", "--max_steps=4", "--held_out_prompts=40", "--held_out_samples=2"]
+    train(read_recipe(str(ROOT / "recipes/quickstart.yaml"), [*words, "--logging_steps=1", "--hub_token=hf_secret"]))
+    return folder
+
+
+def test_the_model_and_its_tokenizer_are_saved(quickstart: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(quickstart)
+    start = AutoModelForCausalLM.from_pretrained(bundled_model_path())
+    moved = [(a - b).abs().max() for a, b in zip(model.parameters(), start.parameters(), strict=True)]
+    assert max(moved) > 0
+    assert AutoTokenizer.from_pretrained(quickstart)("1+2=")["input_ids"]
+
+
+def test_the_summary_holds_figures_settings_and_versions(quickstart: Path) -> None:
+    summary = json.loads((quickstart / "training_summary.json").read_text())
+    for when in ("before", "after"):
+        for kind in ("greedy", "sampled"):
+            assert 0 <= summary["held_out"][when][kind]["exact_match"] <= 1
+    assert summary["steps"] == 4
+    assert summary["settings"]["algorithm"] == summary["algorithm"]
+    assert summary["settings"]["epsilon"] is not None
+    assert summary["versions"]["torch"].startswith("2.")
+    assert summary["last_log"]["step"] == 4
+
+
+def test_no_secret_is_written(quickstart: Path) -> None:
+    for path in quickstart.glob("*.json"):
+        assert "hf_secret" not in path.read_text()
+
+
+def test_the_plot_is_a_picture(quickstart: Path) -> None:
+    assert (quickstart / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert (quickstart / "reward.png").stat().st_size > 20_000
+
+
+def test_held_out_accuracy_before_is_that_of_the_bundled_model(quickstart: Path) -> None:
+    """Greedy decoding of the same 40 prompts by plain `generate`."""
+    model = AutoModelForCausalLM.from_pretrained(bundled_model_path())
+    tokenizer = AutoTokenizer.from_pretrained(bundled_model_path())
+    rows = arithmetic("heldout").select(range(40))
+    right = 0
+    for row in rows:
+        ids = torch.tensor([tokenizer(row["prompt"])["input_ids"]])
+        output = model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=tokenizer.eos_token_id)
+        right += tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip() == row["answer"]
+    summary = json.loads((quickstart / "training_summary.json").read_text())
+    assert summary["held_out"]["before"]["greedy"]["exact_match"] == pytest.approx(right / 40)
+
+
+@pytest.mark.parametrize("key", [key for key in ALGORITHMS if (ROOT / f"recipes/{key}.yaml").exists()])
+def test_every_recipe_trains(key: str, tmp_path: Path) -> None:
+    """LoRA as the recipe says, on the bundled model, for two optimizer steps."""
+    words = [*SMALL, f"--output_dir={tmp_path}", "--lora_r=4"]
+    if key in ("gspo", "gspo_token"):
+        words.append("--steps_per_generation=2")
+    trainer = train(read_recipe(str(ROOT / f"recipes/{key}.yaml"), words))
+    assert trainer.state.global_step == 2
+    adapters = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
+    assert adapters
+    assert (tmp_path / "adapter_model.safetensors").exists()
+    log = next(entry for entry in trainer.state.log_history if "policy_loss" in entry)
+    assert all(value == value for value in log.values() if isinstance(value, float))
+    if log["policy/effective_tokens"] > 0:
+        assert max(p.abs().max().item() for p in adapters) > 0
+
+
+@pytest.mark.parametrize("name", ["train_in_a_script", "new_algorithm", "custom_advantage"])
+def test_every_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        variables = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+    finally:
+        ALGORITHMS.pop("rank_po", None)
+    assert variables["trainer"].state.global_step == 20
+
+
+class TestLoadReward:
+    def test_by_file(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.py").write_text(
+            "def length(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n"
+        )
+        assert load_reward(f"{tmp_path}/mine.py:length")(completions=["abc"]) == [3.0]
+
+    def test_by_module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "my_rewards_module.py").write_text("def one(completions, **kwargs):\n    return [1.0]\n")
+        monkeypatch.chdir(tmp_path)
+        assert load_reward("my_rewards_module.one")(completions=["abc"]) == [1.0]
+
+    def test_a_name_is_never_imported(self) -> None:
+        with pytest.raises(ValueError, match="exact_match"):
+            load_reward("exact_mach")
+
+
+def test_nothing_is_written_when_the_reward_is_not_to_be_had(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    recipe = read_recipe(
+        str(ROOT / "recipes/dapo.yaml"),
+        [*(w for w in SMALL if "reward" not in w), f"--output_dir={folder}", "--reward_funcs=none.at_all"],
+    )
+    with pytest.raises(ConfigError, match=r"reward_funcs.*none\.at_all"):
+        train(recipe)
+    assert not os.path.exists(folder)
