@@ -370,6 +370,14 @@ class PolicyConfig(GRPOConfig):
                 f"`ratio_level`: sequence needs one advantage per completion, but {self.advantage_estimator!r} gives "
                 "one per token; use sequence_token or token."
             )
+        if self.surrogate == "gmpo" and self.top_entropy_quantile < 1:
+            yield "`top_entropy_quantile`: below 1 drops single tokens, and gmpo has one term for a whole completion."
+        engine_mask = self.vllm_importance_sampling_correction and self.vllm_importance_sampling_mode == "token_mask"
+        if self.surrogate == "gmpo" and self.use_vllm and engine_mask:
+            yield (
+                "`vllm_importance_sampling_mode`: token_mask drops single tokens, and gmpo has one term for a whole "
+                "completion; use sequence_mask or token_truncate."
+            )
         if self.use_bias_correction_kl and self.kl_placement != "loss":
             yield "`use_bias_correction_kl`: true has no meaning unless `kl_placement` is loss."
         if self.vllm_importance_sampling_clip_min is not None and self.vllm_importance_sampling_mode in (

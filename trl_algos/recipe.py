@@ -39,6 +39,17 @@ class RunArguments(ScriptArguments):
     held_out_samples: int = field(default=1, metadata={"help": "Sampled completions per held-out prompt."})
     plot: bool = field(default=True, metadata={"help": "Write reward.png into the output folder."})
 
+    def __post_init__(self) -> None:
+        """Refuse counts that make no sense."""
+        rules = {"held_out_prompts": (0, "0 or more"), "held_out_samples": (1, "at least 1")}
+        problems = [
+            f"`{name}`: {getattr(self, name)!r} is out of range; it must be {rule}."
+            for name, (least, rule) in rules.items()
+            if getattr(self, name) < least
+        ]
+        if problems:
+            raise ConfigError(problems)
+
 
 @dataclass
 class Recipe:

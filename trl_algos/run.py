@@ -1,5 +1,6 @@
 """The main job: from a recipe to a trained model, a summary and a plot in the run folder."""
 
+import difflib
 import importlib
 import importlib.util
 import json
@@ -7,6 +8,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from typing import Any
 from datasets import load_dataset
 from rich.console import Console
 from rich.table import Table
+from transformers import AutoConfig
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
 from trl_algos._version import __version__
-from trl_algos.config import ConfigError
-from trl_algos.data import BUNDLED_MODELS, SOURCES
+from trl_algos.config import ConfigError, unknown_name
+from trl_algos.data import BUNDLED_MODELS, SOURCES, SPLITS
 from trl_algos.held_out import HeldOut, held_out_rewards
 from trl_algos.plots import plot_run
 from trl_algos.progress import ProgressBar
@@ -70,44 +73,69 @@ def train(recipe: Recipe) -> PolicyTrainer:
 
 
 def _model_path(recipe: Recipe) -> str:
-    name = recipe.model.model_name_or_path
+    """Folder or id of the policy, with the recipe's loading options put where TRL looks for them."""
+    name, args = recipe.model.model_name_or_path, recipe.policy
     if name is None:
         raise ConfigError(
             [f"`model_name_or_path`: not set; give a model id, a folder, or {', '.join(BUNDLED_MODELS)}."]
         )
-    if recipe.policy.model_init_kwargs is None:
-        recipe.policy.model_init_kwargs = {}
-    kwargs = recipe.policy.model_init_kwargs
+    kwargs = dict(args.model_init_kwargs or {})
     kwargs.setdefault("revision", recipe.model.model_revision)
     for key in ("attn_implementation", "dtype"):
         if getattr(recipe.model, key) is not None:
             kwargs.setdefault(key, getattr(recipe.model, key))
-    return str(BUNDLED_MODELS[name]()) if name in BUNDLED_MODELS and not os.path.isdir(name) else name
+    args.model_init_kwargs = kwargs
+    return _found_model("model_name_or_path", name, kwargs["revision"], args.trust_remote_code)
+
+
+def _found_model(key: str, name: str, revision: str, trust_remote_code: bool) -> str:
+    """`name`, or the folder of the bundled model of that name.
+
+    Raises:
+        ConfigError: it has no config that transformers can read, here or on the Hub.
+    """
+    if name in BUNDLED_MODELS and not os.path.isdir(name):
+        return BUNDLED_MODELS[name]()
+    try:
+        AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        near = difflib.get_close_matches(name, BUNDLED_MODELS, n=1)
+        hint = f" Did you mean the bundled {near[0]!r}?" if near else ""
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError([f"`{key}`: {name!r} is not a model that can be loaded: {reason}{hint}"]) from error
+    return name
 
 
 def _datasets(recipe: Recipe) -> tuple[Any, Any]:
-    """Training and test split; the latter None where there is none and none is needed."""
+    """Training and test split; the latter None where nothing needs it."""
     run = recipe.run
-    if run.dataset_name in SOURCES:
-        source = SOURCES[run.dataset_name]
-        splits: Any = {name: source(name) for name in (run.dataset_train_split, run.dataset_test_split)}
-    elif recipe.mixture.datasets:
-        splits = get_dataset(recipe.mixture)
-    elif run.dataset_name:
-        splits = load_dataset(run.dataset_name, name=run.dataset_config, streaming=run.dataset_streaming)
-    else:
-        raise ConfigError([f"`dataset_name`: not set; give a data set, `datasets`, or {', '.join(SOURCES)}."])
-    needed = [("dataset_train_split", run.dataset_train_split)]
+    needed = {"dataset_train_split": run.dataset_train_split}
     if recipe.policy.eval_strategy != "no" or run.held_out_prompts:
-        needed.append(("dataset_test_split", run.dataset_test_split))
+        needed["dataset_test_split"] = run.dataset_test_split
+    splits = _splits(recipe)
     missing = [
-        f"`{key}`: {name!r} is not a split; there are {', '.join(splits)}."
-        for key, name in needed
+        f"`{key}`: {name!r} is not a split of the data set, which has {', '.join(splits)}."
+        for key, name in needed.items()
         if name not in splits
     ]
     if missing:
         raise ConfigError(missing)
     return splits[run.dataset_train_split], splits.get(run.dataset_test_split)
+
+
+def _splits(recipe: Recipe) -> Mapping[str, Any]:
+    run = recipe.run
+    if recipe.mixture.datasets:
+        return get_dataset(recipe.mixture)
+    if run.dataset_name in SOURCES:
+        return {name: SOURCES[run.dataset_name](name) for name in SPLITS}
+    if run.dataset_name:
+        try:
+            return load_dataset(run.dataset_name, name=run.dataset_config, streaming=run.dataset_streaming)
+        except (OSError, ValueError) as error:  # not found, no network, no such configuration
+            hint = unknown_name("dataset_name", run.dataset_name, SOURCES)
+            raise ConfigError([f"{hint} Nor is it a data set that can be loaded: {error}"]) from error
+    raise ConfigError([f"`dataset_name`: not set; give a data set, `datasets`, or {', '.join(SOURCES)}."])
 
 
 def _held_out_prompts(recipe: Recipe, test_dataset: Any) -> Any:
@@ -116,14 +144,17 @@ def _held_out_prompts(recipe: Recipe, test_dataset: Any) -> Any:
 
 
 def _reward_functions(recipe: Recipe) -> list[Any]:
-    run = recipe.run
-    rewards: list[Any] = [run.reward_model_name_or_path] if run.reward_model_name_or_path else []
-    problems = []
+    run, args = recipe.run, recipe.policy
+    rewards: list[Any] = []
+    problems: list[str] = []
+    if run.reward_model_name_or_path:
+        path = _found_model("reward_model_name_or_path", run.reward_model_name_or_path, "main", args.trust_remote_code)
+        rewards.append(path)
     for name in run.reward_funcs or []:
         try:
             rewards.append(load_reward(name))
-        except (ValueError, ImportError, AttributeError, OSError) as error:
-            problems.append(f"`reward_funcs`: {name!r}: {error}")
+        except Exception as error:  # the user's code may raise anything while it is imported
+            problems.append(f"`reward_funcs`: {name!r} cannot be loaded: {type(error).__name__}: {error}")
     if not rewards and not problems:
         problems.append("`reward_funcs`: not set; give the name or path of at least one reward function.")
     if problems:
@@ -138,7 +169,8 @@ def load_reward(name: str) -> RewardFunction:
 
     Raises:
         ValueError: there is no such name.
-        ImportError, AttributeError, OSError: the module or its function is not to be had.
+        TypeError: what the path leads to is no function.
+        Exception: whatever importing the module raised.
     """
     path, separator, function = name.rpartition(":")
     if separator and path.endswith(".py"):
@@ -147,12 +179,17 @@ def load_reward(name: str) -> RewardFunction:
             raise FileNotFoundError(f"there is no file {path}")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return getattr(module, function)
-    if "." in name:
+    elif "." in name:
         module_name, _, function = name.rpartition(".")
-        sys.path.insert(0, os.getcwd())
-        return getattr(importlib.import_module(module_name), function)
-    return find_reward(name)
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        module = importlib.import_module(module_name)
+    else:
+        return find_reward(name)
+    found = getattr(module, function)
+    if not callable(found):
+        raise TypeError(f"{function} is a {type(found).__name__}, not a function")
+    return found
 
 
 def _report(

@@ -7,6 +7,7 @@ from policy_cases import COMBINATIONS, SETTINGS, double, loss_and_gradient, rand
 
 from trl_algos.core import (
     AGGREGATIONS,
+    SURROGATES,
     SurrogateTerms,
     gae,
     kl_estimate,
@@ -15,6 +16,8 @@ from trl_algos.core import (
     token_rewards,
 )
 from trl_algos.core.surrogates import clip
+
+NAN = float("nan")
 
 
 @pytest.fixture
@@ -190,6 +193,24 @@ def test_a_function_serves_as_surrogate(batch):
         return squared(logps, log_ratio, advantages, mask, **settings)
 
     assert torch.equal(policy_loss(logps, old, advantages, mask, surrogate=free, scale=3.0).loss, result.loss)
+
+
+def test_a_surrogate_sees_zeros_at_masked_places_and_detached_advantages():
+    seen = {}
+
+    def spy(logps, log_ratio, advantages, mask):
+        seen.update(logps=logps, log_ratio=log_ratio, advantages=advantages)
+        return SURROGATES["reinforce"](logps, log_ratio, advantages, mask)
+
+    x = double([[1.0, NAN], [NAN, NAN]])
+    mask = torch.tensor([[1, 0], [0, 0]])
+    policy_loss(x, 0.5 * x, x.clone().requires_grad_(), mask, surrogate=spy)
+    assert {name: value.tolist() for name, value in seen.items()} == {
+        "logps": [[1, 0], [0, 0]],
+        "log_ratio": [[0.5, 0], [0, 0]],
+        "advantages": [[1, 0], [0, 0]],
+    }
+    assert not seen["advantages"].requires_grad
 
 
 def test_errors_name_the_argument():

@@ -11,7 +11,7 @@ def metrics_of(ratios, advantages, mask=None, **settings):
     """Metrics as floats, for rows of ratios."""
     logps = double(ratios).log()
     mask = torch.ones_like(logps) if mask is None else torch.tensor(mask)
-    result = policy_loss(logps, torch.zeros_like(logps), double(advantages), mask, **settings)
+    result = policy_loss(logps.requires_grad_(), torch.zeros_like(logps), double(advantages), mask, **settings)
     assert all(x.shape == () and not x.requires_grad for x in result.metrics.values())
     return {name: x.item() for name, x in result.metrics.items()}
 

@@ -166,7 +166,7 @@ def _signal_metrics(open_terms: Tensor, informative: Tensor, mask: Tensor) -> di
     is_open = open_terms & mask
     effective = is_open & informative
     occupied = mask.any(dim=1)
-    closed_rows = occupied & ~is_open.any(dim=1)
+    closed_rows = ~is_open.any(dim=1)
     gated = mask & ~is_open & ~closed_rows.unsqueeze(1)
     return {
         "policy/effective_tokens": masked_mean(effective.float(), mask),

@@ -261,12 +261,12 @@ SURROGATES: dict[str, Surrogate] = {
 
 
 def _ratio_band(epsilon: float, epsilon_high: float | None) -> tuple[float, float]:
-    """Bounds of a ratio; the lower one is at least 0, where no ratio reaches it."""
+    """Bounds of a ratio; a lower one <= 0 never binds."""
     upper_range = epsilon if epsilon_high is None else epsilon_high
     for name, value in {"epsilon": epsilon, "epsilon_high": upper_range}.items():
         if not value >= 0:
             raise ValueError(f"`{name}` must be >= 0, but is {value}.")
-    return max(1 - epsilon, 0.0), 1 + upper_range
+    return 1 - epsilon, 1 + upper_range
 
 
 def _unbounded(loss: Tensor) -> SurrogateTerms:

@@ -1,0 +1,260 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trl_algos import ALGORITHMS
+from trl_algos.cli import main
+
+SETTINGS = {
+    "algorithm": "grpo",
+    "model_name_or_path": "arithmetic-lm",
+    "dataset_name": "arithmetic",
+    "dataset_test_split": "heldout",
+    "reward_funcs": ["exact_match"],
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "beta": 0.0,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 2,
+    "max_steps": 1,
+    "logging_steps": 1,
+    "save_strategy": "no",
+}
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs `train` on a recipe that differs from a good one; returns what it says, after the checks of any refusal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def refused(*words: str, **changes: Any) -> str:
+        folder, recipe = tmp_path / "out", tmp_path / "recipe.yaml"
+        settings = {**SETTINGS, "output_dir": str(folder), **changes}
+        recipe.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
+        assert main(["train", str(recipe), *words]) == 2
+        captured = capsys.readouterr()
+        assert "trl-algos: cannot run:" in captured.err
+        assert "Traceback" not in captured.err
+        assert captured.out == ""
+        assert not folder.exists()
+        return captured.err.split("cannot run:")[1]
+
+    return refused
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trian", "recipe.yaml"], "'trian' is not a command; there are train, list"),
+        (["recipe.yaml"], "'recipe.yaml' is not a command"),
+        (["--version"], "is not a command"),
+        (["train"], "name a recipe"),
+        (["train", "--beta", "0.1"], "name a recipe"),
+        (["train", "--config"], "name a recipe"),
+    ],
+)
+def test_a_wrong_command(capsys: pytest.CaptureFixture[str], words: list[str], says: str):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.out == ""
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]):
+    for words, code in ([], 2), (["-h"], 0), (["--help"], 0):
+        assert main(words) == code
+        captured = capsys.readouterr()
+        assert "usage: trl-algos train RECIPE" in captured.out + captured.err
+        assert "trl-algos list" in captured.out + captured.err
+
+
+def test_list_names_every_row(capsys: pytest.CaptureFixture[str]):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[::2]] == list(ALGORITHMS)
+    for row, line, parts in zip(ALGORITHMS.values(), lines[::2], lines[1::2], strict=True):
+        assert row.title in line
+        assert row.paper in line
+        assert f" {row.surrogate.__name__} · {row.ratio_level} · {row.aggregation} " in parts
+        assert ("reward" if row.kl_placement == "reward" else row.kl_placement) in parts
+        assert ("groups" in parts.split("needs")[1]) == ("groups" in row.needs)
+
+
+def test_exit_code_of_the_process():
+    """The one check of the real process: code 2, the message on stderr, no traceback; before anything heavy loads."""
+    result = subprocess.run(
+        [sys.executable, "-m", "trl_algos", "trian"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 2
+    assert "'trian' is not a command" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+# Recipes
+
+
+def test_a_missing_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    for words in ([f"{tmp_path}/no.yaml"], ["--config", f"{tmp_path}/no.yaml"], [f"--config={tmp_path}/no.yaml"]):
+        assert main(["train", *words]) == 2
+        error = capsys.readouterr().err
+        assert f"{tmp_path}/no.yaml: cannot be read" in error
+        assert "Traceback" not in error
+
+
+def test_a_recipe_with_several_mistakes(refused: Callable[..., str]):
+    error = refused("--gama", "0.9", learning_rate="fast", delta=0.5, num_generation=4)
+    for part in ("`gama`", "`learning_rate`: 'fast'", "`delta`: 0.5", "Did you mean `num_generations`?"):
+        assert part in error
+    assert len(error.strip().splitlines()) == 4
+
+
+def test_a_recipe_that_trl_refuses(refused: Callable[..., str]):
+    assert "must be divisible by num_generations (3)" in refused(num_generations=3)
+
+
+# Data
+
+
+def test_no_data_set(refused: Callable[..., str]):
+    assert "`dataset_name`: not set" in refused(dataset_name=None)
+
+
+def test_an_unknown_data_set(refused: Callable[..., str]):
+    error = refused(dataset_name="arithmetc")
+    assert "`dataset_name`: 'arithmetc'" in error
+    assert "'arithmetic'" in error
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset_train_split": "trian"},
+        {"dataset_test_split": "held-out", "held_out_prompts": 4},
+        {"dataset_test_split": "held-out", "eval_strategy": "steps", "eval_steps": 1},
+    ],
+)
+def test_an_unknown_split(refused: Callable[..., str], changes: dict[str, Any]):
+    """The splits of the bundled data are train and heldout."""
+    name = next(iter(changes))
+    error = refused(**changes)
+    assert f"`{name}`: {changes[name]!r}" in error
+    assert "train" in error
+    assert "heldout" in error
+
+
+# Model
+
+
+def test_no_model(refused: Callable[..., str]):
+    error = refused(model_name_or_path=None)
+    assert "`model_name_or_path`: not set" in error
+    assert "arithmetic-lm" in error
+
+
+def test_an_unknown_model(refused: Callable[..., str]):
+    error = refused(model_name_or_path="arithmetic-ln")
+    assert "`model_name_or_path`: 'arithmetic-ln'" in error
+    assert "'arithmetic-lm'" in error
+
+
+def test_a_folder_without_a_model(refused: Callable[..., str], tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    assert "`model_name_or_path`" in refused(model_name_or_path=str(tmp_path / "empty"))
+
+
+# Rewards
+
+
+def test_no_reward(refused: Callable[..., str]):
+    assert "`reward_funcs`: not set" in refused(reward_funcs=None)
+
+
+def test_an_unknown_reward(refused: Callable[..., str]):
+    error = refused(reward_funcs=["exact_mach"])
+    assert "`reward_funcs`: 'exact_mach'" in error
+    assert "Did you mean 'exact_match'?" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("missing.py:score", None, "missing.py"),
+        ("rewards.py:scored", "def score(completions, **kwargs): return []\n", "scored"),
+        ("rewards.py:", "def score(completions, **kwargs): return []\n", "rewards.py"),
+        ("rewards.py:score", "def score(:\n", "rewards.py"),
+        ("rewards.py:score", "import no_such_module\n", "no_such_module"),
+        ("rewards.py:score", "score = undefined\n", "undefined"),
+        ("rewards.py:score", "score = 'text'\n", "score"),
+        ("no_such_module.score", None, "no_such_module"),
+        ("os.path.no_such_function", None, "no_such_function"),
+        ("os.sep", None, "os.sep"),
+    ],
+    ids=[
+        "no file",
+        "no function",
+        "no name",
+        "syntax error",
+        "import error",
+        "name error",
+        "no callable in a file",
+        "no module",
+        "no function in a module",
+        "no callable in a module",
+    ],
+)
+def test_a_reward_that_cannot_be_loaded(
+    refused: Callable[..., str], tmp_path: Path, name: str, content: str | None, says: str
+):
+    if content is not None:
+        (tmp_path / "rewards.py").write_text(content)
+    error = refused(reward_funcs=[name])
+    assert f"`reward_funcs`: {name!r}" in error
+    assert says in error
+
+
+def test_all_rewards_that_cannot_be_loaded_come_together(refused: Callable[..., str]):
+    error = refused(reward_funcs=["exact_mach", "nowhere.py:f", "exact_match"])
+    assert "'exact_mach'" in error
+    assert "'nowhere.py:f'" in error
+    assert len(error.strip().splitlines()) == 2
+
+
+def test_an_unknown_reward_model(refused: Callable[..., str]):
+    assert "`reward_model_name_or_path`" in refused(reward_model_name_or_path="no/such-model")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("held_out_prompts", -3), ("held_out_samples", 0), ("held_out_samples", -1)]
+)
+def test_counts_of_held_out_figures(refused: Callable[..., str], name: str, value: int):
+    assert f"`{name}`: {value}" in refused(**{"held_out_prompts": 2, name: value})
+
+
+# A run
+
+
+def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], model_folder: str):
+    """The exit code is 0, overrides reach the run, and TRL's default test split "test", which the data lacks, is no
+    obstacle where nothing needs it: the recipes' command for a CPU leaves it at that.
+    """
+    folder, recipe = tmp_path / "out", tmp_path / "recipe.yaml"
+    settings = {**SETTINGS, "output_dir": str(folder), "model_name_or_path": model_folder, "plot": False}
+    del settings["dataset_test_split"]
+    recipe.write_text(yaml.safe_dump(settings))
+    assert main(["train", str(recipe), "--algorithm", "dapo", "--overlong_buffer=0", "--max_steps", "2"]) == 0
+    summary = json.loads((folder / "training_summary.json").read_text())
+    assert (summary["algorithm"], summary["steps"], summary["settings"]["epsilon_high"]) == ("dapo", 2, 0.28)
+    assert str(folder) in capsys.readouterr().out.replace("\n", "")

@@ -1,0 +1,119 @@
+"""Imports only point downwards, and what needs no TRL loads without it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trl_algos
+
+PACKAGE = Path(trl_algos.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# Lowest first: part of the package -> other parts it may import, and other packages besides the standard library.
+LAYERS: dict[str, tuple[set[str], set[str]]] = {
+    "_version": (set(), set()),
+    "core": (set(), {"torch"}),
+    "algorithms": ({"core"}, {"torch"}),
+    "config": ({"algorithms", "core"}, {"trl", "torch"}),
+    "_compat": (set(), {"trl", "packaging"}),
+    "trainers": (
+        {"core", "algorithms", "config", "_compat"},
+        {"trl", "transformers", "accelerate", "torch"},
+    ),
+    "data": (set(), {"datasets", "reasoning_gym"}),
+    "rewards": (set(), {"trl", "math_verify"}),
+    "progress": (set(), {"transformers", "tqdm"}),
+    "plots": (set(), {"matplotlib"}),
+    "held_out": ({"core", "trainers"}, {"torch", "datasets"}),
+    "recipe": ({"algorithms", "config"}, {"trl", "yaml"}),
+    "run": (
+        {"_version", "algorithms", "config", "data", "held_out", "plots", "progress", "recipe", "rewards", "trainers"},
+        {"trl", "transformers", "datasets", "rich"},
+    ),
+    # These two load what they need on use.
+    "__init__": ({"_version", "algorithms", "config", "trainers"}, set()),
+    "cli": ({"algorithms", "config", "recipe", "run", "data", "rewards", "plots"}, set()),
+    "__main__": ({"cli"}, set()),
+}
+
+
+def part(path: Path) -> str:
+    """Folder or file of the package that a source belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> list[str]:
+    """Every module that a source imports, wherever in it; `from a import b` counts as `a.b`."""
+    modules = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+    return modules
+
+
+def source_id(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_every_part_of_the_package_has_a_layer():
+    assert {part(path) for path in SOURCES} == LAYERS.keys()
+
+
+def test_layers_point_downwards():
+    names = list(LAYERS)
+    for place, (name, (below, _)) in enumerate(LAYERS.items()):
+        assert below <= set(names[:place]), name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=source_id)
+def test_imports_stay_below(path: Path):
+    own = part(path)
+    below, packages = LAYERS[own]
+    for module in imported_modules(path):
+        top, *rest = module.split(".")
+        assert top, f"{source_id(path)} imports {module} relatively"
+        if top == "trl_algos":
+            assert rest[0] in below | {own}, f"{source_id(path)} imports {module}"
+        else:
+            assert top in packages or top in sys.stdlib_module_names, f"{source_id(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=source_id)
+def test_no_print_and_no_assert(path: Path):
+    """Output goes through metrics, warnings and the command line; checks must survive `python -O`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not isinstance(node, ast.Assert), f"{source_id(path)}:{node.lineno}"
+        if isinstance(node, ast.Name):
+            assert node.id != "print", f"{source_id(path)}:{node.lineno}"
+
+
+def loaded_after(statements: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after running `statements`."""
+    code = f"{statements}\nimport sys\nsys.stderr.write('LOADED ' + ' '.join(m for m in sys.modules if '.' not in m))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return set(result.stderr.split("LOADED ")[-1].split())
+
+
+HEAVY = {"trl", "transformers", "accelerate", "datasets", "peft", "matplotlib"}
+
+
+def test_the_maths_loads_without_trl():
+    loaded = loaded_after("import trl_algos, trl_algos.core, trl_algos.algorithms\ntrl_algos.ALGORITHMS['grpo']")
+    assert not loaded & HEAVY
+    assert "torch" in loaded  # the check sees what is loaded
+
+
+def test_the_package_alone_loads_nothing():
+    assert not loaded_after("import trl_algos, trl_algos.cli") & (HEAVY | {"torch"})
+
+
+@pytest.mark.parametrize(("words", "unwanted"), [(["--help"], HEAVY | {"torch", "yaml"}), (["list"], HEAVY)])
+def test_help_and_list_answer_without_trl(words: list[str], unwanted: set[str]):
+    loaded = loaded_after(f"from trl_algos.cli import main\nimport sys\ncode = main({words})\nassert code == 0")
+    assert not loaded & unwanted
