@@ -1,7 +1,6 @@
 # Everything runs in .venv, which is made on first use from the tested pins in constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
-export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-all lint types format check clean

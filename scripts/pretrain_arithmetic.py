@@ -148,7 +148,7 @@ def evaluate(folder: Path, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="float32").eval()
-    rows = arithmetic("heldout")
+    rows = arithmetic("test")
     answers = list(rows["answer"])
     inputs = tokenizer(list(rows["prompt"]), padding=True, return_tensors="pt", return_token_type_ids=False)
     width = inputs.input_ids.shape[1]

@@ -21,7 +21,7 @@ every_row = pytest.mark.parametrize("row", ALGORITHMS.values(), ids=ALGORITHMS)
 
 
 def rows_with(**fields: Any) -> pytest.MarkDecorator:
-    """The rows whose fields have these values; empty selections are an error of the test."""
+    """The rows whose fields have these values; an empty selection is an error of the test."""
     chosen = {key: row for key, row in ALGORITHMS.items() if all(getattr(row, n) == v for n, v in fields.items())}
     assert chosen
     return pytest.mark.parametrize("row", chosen.values(), ids=chosen)
@@ -187,6 +187,12 @@ def test_the_order_of_rows_does_not_matter(row: Algorithm):
 
 # Advantages
 
+# Not those whose mean is weighted by length, or of subsets, or taken out of whitened tokens.
+CENTRED = {
+    key: row
+    for key, row in ALGORITHMS.items()
+    if "groups" in row.needs and key not in ("opo", "pass_at_k", "reinforce_pp_baseline")
+}
 WITH_BASELINE = {key: row for key, row in ALGORITHMS.items() if row.needs or key == "reinforce_pp"}
 
 
@@ -200,6 +206,14 @@ def test_equal_rewards_give_exactly_zero(row: Algorithm, value: float):
     if "groups" in row.needs and row.key != "reinforce_pp_baseline":
         rewards[3:] += 1.0
     assert estimate(row, rewards).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("row", CENTRED.values(), ids=CENTRED)
+def test_advantages_of_a_group_sum_to_zero(row: Algorithm):
+    """For a baseline that is the group's mean, whatever the size of the group."""
+    groups = torch.tensor([0, 1, 1, 0, 1, 1])
+    sums = torch.zeros(2).index_add(0, groups, estimate(row, groups=groups))
+    torch.testing.assert_close(sums, torch.zeros(2), rtol=0, atol=1e-6)
 
 
 @every_row

@@ -15,7 +15,7 @@ SETTINGS = {
     "algorithm": "grpo",
     "model_name_or_path": "arithmetic-lm",
     "dataset_name": "arithmetic",
-    "dataset_test_split": "heldout",
+    "dataset_test_split": "test",
     "reward_funcs": ["exact_match"],
     "use_cpu": True,
     "bf16": False,
@@ -147,12 +147,12 @@ def test_an_unknown_data_set(refused: Callable[..., str]):
     ],
 )
 def test_an_unknown_split(refused: Callable[..., str], changes: dict[str, Any]):
-    """The splits of the bundled data are train and heldout."""
+    """The splits of the bundled data are train and test."""
     name = next(iter(changes))
     error = refused(**changes)
     assert f"`{name}`: {changes[name]!r}" in error
     assert "train" in error
-    assert "heldout" in error
+    assert "test" in error
 
 
 # Model
@@ -234,6 +234,18 @@ def test_all_rewards_that_cannot_be_loaded_come_together(refused: Callable[..., 
 
 def test_an_unknown_reward_model(refused: Callable[..., str]):
     assert "`reward_model_name_or_path`" in refused(reward_model_name_or_path="no/such-model")
+
+
+@pytest.mark.parametrize("name", ["model_init_kwargs", "generation_kwargs"])
+def test_text_in_the_place_of_a_block(refused: Callable[..., str], name: str):
+    """TRL allows text, for JSON; other text is no block of settings."""
+    assert f"`{name}`" in refused(**{name: "text"})
+
+
+def test_an_unknown_data_set_in_a_mixture(refused: Callable[..., str]):
+    error = refused(dataset_name=None, datasets=[{"path": "no/such-data"}])
+    assert "`datasets`" in error
+    assert "no/such-data" in error
 
 
 @pytest.mark.parametrize(

@@ -25,24 +25,24 @@ def model() -> PreTrainedModel:
 
 def test_splits_share_no_pair_in_either_order() -> None:
     train = {tuple(sorted(operands(prompt))) for prompt in arithmetic("train")["prompt"]}
-    held_out = {tuple(sorted(operands(prompt))) for prompt in arithmetic("heldout")["prompt"]}
+    held_out = {tuple(sorted(operands(prompt))) for prompt in arithmetic("test")["prompt"]}
     assert not train & held_out
     assert len(train) + len(held_out) == 100 * 101 // 2
 
 
 def test_splits_cover_every_ordered_pair_once() -> None:
-    prompts = [*arithmetic("train")["prompt"], *arithmetic("heldout")["prompt"]]
+    prompts = [*arithmetic("train")["prompt"], *arithmetic("test")["prompt"]]
     assert sorted(map(operands, prompts)) == [(a, b) for a in range(100) for b in range(100)]
 
 
 def test_held_out_rule_is_frozen_and_knows_no_order() -> None:
     # A change of the rule would put prompts that the bundled model was trained on into the held-out split.
-    assert (len(arithmetic("train")), len(arithmetic("heldout"))) == (8_031, 1_969)
+    assert (len(arithmetic("train")), len(arithmetic("test"))) == (8_031, 1_969)
     assert [b for b in range(30) if is_held_out(47, b)] == [6, 7, 22]
     assert all(is_held_out(a, b) == is_held_out(b, a) for a in range(40) for b in range(a))
 
 
-@pytest.mark.parametrize("split", ["train", "heldout"])
+@pytest.mark.parametrize("split", ["train", "test"])
 def test_answers_are_the_sums(split: str) -> None:
     rows = arithmetic(split)
     assert rows.column_names == ["prompt", "answer"]
@@ -51,9 +51,9 @@ def test_answers_are_the_sums(split: str) -> None:
 
 
 def test_size_and_seed_choose_within_the_split() -> None:
-    everything = list(arithmetic("heldout")["prompt"])
-    assert list(arithmetic("heldout", size=50)["prompt"]) == everything[:50]
-    other = list(arithmetic("heldout", seed=1)["prompt"])
+    everything = list(arithmetic("test")["prompt"])
+    assert list(arithmetic("test", size=50)["prompt"]) == everything[:50]
+    other = list(arithmetic("test", seed=1)["prompt"])
     assert other != everything
     assert sorted(other) == sorted(everything)
     assert max(max(operands(prompt)) for prompt in arithmetic("train", max_operand=9)["prompt"]) == 9
@@ -62,9 +62,9 @@ def test_size_and_seed_choose_within_the_split() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"split": "test"}, "`split` must be one of train, heldout, but is 'test'"),
+        ({"split": "held-out"}, "`split` must be one of train, test, but is 'held-out'"),
         ({"split": "train", "size": 0}, "`size` must be between 1 and"),
-        ({"split": "heldout", "size": 10_000}, "the prompts in 'heldout', but is 10000"),
+        ({"split": "test", "size": 10_000}, "the prompts in 'test', but is 10000"),
     ],
 )
 def test_wrong_arguments_name_themselves(arguments: dict, message: str) -> None:
@@ -95,7 +95,7 @@ def test_bundled_folder_is_small_and_names_no_machine_path() -> None:
         assert not any(root in content for root in (b"/home/", b"/tmp/", b"/root/", b"/work/")), path.name
 
 
-@pytest.mark.parametrize("split", ["train", "heldout"])
+@pytest.mark.parametrize("split", ["train", "test"])
 def test_tokenizer_knows_every_character(tokenizer: PreTrainedTokenizerBase, split: str) -> None:
     rows = arithmetic(split)
     texts = [prompt + answer for prompt, answer in zip(rows["prompt"], rows["answer"], strict=True)]
@@ -117,7 +117,7 @@ def test_special_tokens_differ_and_padding_is_on_the_left(
 
 
 def test_bundled_model_answers_held_out_prompts(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    rows = arithmetic("heldout", size=200)
+    rows = arithmetic("test", size=200)
     inputs = tokenizer(list(rows["prompt"]), padding=True, return_tensors="pt", return_token_type_ids=False)
     output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     texts = tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)

@@ -11,6 +11,7 @@ from datasets import Dataset
 
 from trl_algos import PolicyConfig, PolicyTrainer
 from trl_algos.held_out import held_out_rewards
+from trl_algos.trainers.side_rollout import one_completion_rewards
 
 PROMPTS = [f"question {i}" for i in range(5)]  # one more than two evaluation batches of two
 
@@ -147,6 +148,33 @@ def test_the_trainer_is_left_as_it_was(trainer: PolicyTrainer, training: bool):
         assert after[name] == value, name
     assert trainer.generation_config is config
     trainer._metrics["eval"]["new"].append(1.0)  # still makes a list for a new name
+
+
+def test_the_model_is_in_evaluation_mode_meanwhile(tmp_path: Path):
+    """Dropout off, and whatever else a model does in training only."""
+    modes: set[bool] = set()
+
+    def watch(completions: list[str], **kwargs: Any) -> list[float]:
+        modes.update(module.training for module in trainer.model.modules())
+        return [0.0] * len(completions)
+
+    trainer = make(tmp_path, watch)
+    trainer.model.train()
+    held_out_rewards(trainer, questions())
+    assert modes == {False}
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_completions_beside_training_leave_no_trace(trainer: PolicyTrainer, greedy: bool):
+    """As a greedy baseline is made, in training mode, where TRL would count their tokens and log them."""
+    trainer.model.train()
+    trainer._metrics["train"]["reward"].append(0.5)
+    before = state(trainer)
+    torch.manual_seed(3)
+    rewards = one_completion_rewards(trainer, questions().to_list(), greedy)
+    torch.set_rng_state(torch.tensor(before["random"], dtype=torch.uint8))
+    assert rewards[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0, 0.0]
+    assert state(trainer) == before
 
 
 def test_the_trainer_is_left_as_it_was_after_an_error(tmp_path: Path):

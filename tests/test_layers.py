@@ -28,14 +28,15 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "progress": (set(), {"transformers", "tqdm"}),
     "plots": (set(), {"matplotlib"}),
     "held_out": ({"core", "trainers"}, {"torch", "datasets"}),
-    "recipe": ({"algorithms", "config"}, {"trl", "yaml"}),
+    "recipe_file": (set(), {"yaml"}),
+    "recipe": ({"algorithms", "config", "recipe_file"}, {"trl"}),
     "run": (
         {"_version", "algorithms", "config", "data", "held_out", "plots", "progress", "recipe", "rewards", "trainers"},
         {"trl", "transformers", "datasets", "rich"},
     ),
     # These two load what they need on use.
     "__init__": ({"_version", "algorithms", "config", "trainers"}, set()),
-    "cli": ({"algorithms", "config", "recipe", "run", "data", "rewards", "plots"}, set()),
+    "cli": ({"algorithms", "config", "recipe", "recipe_file", "run", "data", "rewards", "plots"}, set()),
     "__main__": ({"cli"}, set()),
 }
 

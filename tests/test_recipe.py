@@ -87,6 +87,7 @@ LINES = [  # line, field, value; the type is compared as well, since 100 == 100.
     ("model_revision: 12e5", "model_revision", "12e5"),
     ("model_revision: 0123456", "model_revision", "0123456"),
     ("run_name: 2024-01-01", "run_name", "2024-01-01"),
+    ("run_name: true", "run_name", "true"),  # not "yes", though `eval_strategy: no` must stay "no"
     ("run_name: '7'", "run_name", "7"),
     ("run_name: 7", "run_name", "7"),
     ("reward_funcs: exact_match", "reward_funcs", ["exact_match"]),

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 SMALL = [
     "--model_name_or_path=arithmetic-lm",
     "--dataset_name=arithmetic",
-    "--dataset_test_split=heldout",
     "--reward_funcs=exact_match",
     "--max_completion_length=4",
     "--per_device_train_batch_size=32",
@@ -76,7 +75,7 @@ def test_held_out_accuracy_before_is_that_of_the_bundled_model(quickstart: Path)
     """Greedy decoding of the same 40 prompts by plain `generate`."""
     model = AutoModelForCausalLM.from_pretrained(bundled_model_path())
     tokenizer = AutoTokenizer.from_pretrained(bundled_model_path())
-    rows = arithmetic("heldout").select(range(40))
+    rows = arithmetic("test").select(range(40))
     right = 0
     for row in rows:
         ids = torch.tensor([tokenizer(row["prompt"])["input_ids"]])

@@ -95,8 +95,13 @@ class Algorithm:
                 raise ValueError(
                     f"`{name}` of {self.key!r} must be one of {', '.join(choices)}, but is {getattr(self, name)!r}."
                 )
-        advantage_settings(self.advantage)
-        surrogate_settings(self.surrogate)
+        own = {*advantage_settings(self.advantage).values(), *surrogate_settings(self.surrogate), *COMMON_DEFAULTS}
+        strangers = sorted(set(self.defaults) - own)
+        if strangers:
+            raise ValueError(
+                f"`defaults` of {self.key!r} sets {', '.join(strangers)}, which nothing in the row uses; it can set "
+                f"{', '.join(sorted(own))}."
+            )
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -149,20 +154,49 @@ def surrogate_settings(surrogate: Callable[..., Any]) -> tuple[str, ...]:
     )
 
 
+def component_name(function: Callable[..., Any]) -> str:
+    """Name by which a config picks an advantage or surrogate function: the function's own, less `_advantages`.
+
+    Raises:
+        ValueError: it has no name, as a `functools.partial` has none.
+    """
+    if not hasattr(function, "__name__"):
+        raise ValueError(f"{function!r} has no `__name__` to pick it by; define a function.")
+    return str(function.__name__).removesuffix("_advantages")
+
+
 _GROUP = _advantages.group_normalized_advantages
 
 ALGORITHMS: dict[str, Algorithm] = {}
 """Key -> row. Read it freely; add to it with `register`."""
 
 
+def advantage_estimators() -> dict[str, Callable[..., Tensor]]:
+    """Name -> advantage function: those of all rows, and best_of_group (2503.19595), which has no row of its own."""
+    functions = [row.advantage for row in ALGORITHMS.values()] + [_advantages.best_of_group_advantages]
+    return {component_name(function): function for function in functions}
+
+
+def surrogates() -> dict[str, Callable[..., Any]]:
+    """Name -> surrogate function, over all rows."""
+    return {component_name(row.surrogate): row.surrogate for row in ALGORITHMS.values()}
+
+
 def register(algorithm: Algorithm) -> Algorithm:
     """Add a row to `ALGORITHMS` and return it.
 
     Raises:
-        ValueError: the key is taken.
+        ValueError: the key is taken, or a function has the name of another one.
     """
     if algorithm.key in ALGORITHMS:
         raise ValueError(f"`key` {algorithm.key!r} is taken by {ALGORITHMS[algorithm.key].title!r}; choose another.")
+    for kind, function, known in (
+        ("advantage", algorithm.advantage, advantage_estimators()),
+        ("surrogate", algorithm.surrogate, surrogates()),
+    ):
+        name = component_name(function)
+        if known.get(name, function) is not function:
+            raise ValueError(f"`{kind}`: there is another function called {name!r}; rename yours.")
     ALGORITHMS[algorithm.key] = algorithm
     return algorithm
 
@@ -353,21 +387,6 @@ for _row in (
     register(_row)
 
 
-def _short_name(function: Callable[..., Any]) -> str:
-    return function.__name__.removesuffix("_advantages")
-
-
-def advantage_estimators() -> dict[str, Callable[..., Tensor]]:
-    """Name -> advantage function: those of all rows, and best_of_group (2503.19595), which has no row of its own."""
-    functions = [row.advantage for row in ALGORITHMS.values()] + [_advantages.best_of_group_advantages]
-    return {_short_name(function): function for function in functions}
-
-
-def surrogates() -> dict[str, Callable[..., Any]]:
-    """Name -> surrogate function, over all rows."""
-    return {row.surrogate.__name__: row.surrogate for row in ALGORITHMS.values()}
-
-
 def component_default(row: Algorithm, kind: str, component: Callable[..., Any], parameter: str, setting: str) -> Any:
     """Default of one setting of an advantage or surrogate function used by `row`.
 
@@ -384,8 +403,9 @@ def component_default(row: Algorithm, kind: str, component: Callable[..., Any], 
     Returns:
         The default, or `inspect.Parameter.empty` where nobody states one.
     """
-    owner = next((r for r in (row, *ALGORITHMS.values()) if getattr(r, kind) is component), row)
-    return owner.defaults.get(setting, _parameters(component)[parameter].default)
+    signature_default = _parameters(component)[parameter].default
+    owner = next((r for r in (row, *ALGORITHMS.values()) if getattr(r, kind) is component), None)
+    return signature_default if owner is None else owner.defaults.get(setting, signature_default)
 
 
 def table_cells(row: Algorithm) -> dict[str, str]:
@@ -394,8 +414,8 @@ def table_cells(row: Algorithm) -> dict[str, str]:
         "key": row.key,
         "title": row.title,
         "paper": row.paper,
-        "advantage": _short_name(row.advantage),
-        "surrogate": row.surrogate.__name__,
+        "advantage": component_name(row.advantage),
+        "surrogate": component_name(row.surrogate),
         "ratio": row.ratio_level,
         "aggregation": row.aggregation,
         "KL": row.kl_placement if row.kl_placement == "none" else f"{row.kl_placement}, {row.kl_estimator}",

@@ -1,7 +1,10 @@
 """`trl-algos train RECIPE [--key value ...]` and `trl-algos list`."""
 
+import os
 import sys
 from collections.abc import Sequence
+
+from trl_algos.recipe_file import environment, read_file
 
 USAGE = """usage: trl-algos train RECIPE [--key value ...]   train as a recipe says; any setting can be overridden
        trl-algos list                            the algorithms, with their papers and parts
@@ -25,6 +28,8 @@ def _train(words: list[str]) -> int:
     path, overrides = _recipe_path(words)
     if path is None:
         return _refuse(["train: name a recipe: `trl-algos train RECIPE [--key value ...]`."])
+    # Before torch is imported: it reads OMP_NUM_THREADS and its like only then.
+    os.environ.update(environment(read_file(path, []), []))
     # Late, so that usage and mistakes in it do not wait for torch.
     from trl_algos.config import ConfigError
     from trl_algos.recipe import read_recipe
@@ -52,6 +57,8 @@ def _recipe_path(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _list(words: list[str]) -> int:
+    if words:
+        return _refuse([f"list: takes no arguments, but got {' '.join(words)}."])
     from trl_algos.algorithms import ALGORITHMS, table_cells
 
     for row in ALGORITHMS.values():

@@ -7,6 +7,7 @@ use raises: no setting is ever ignored. All problems of a config are reported to
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -25,6 +26,7 @@ from trl_algos.algorithms import (
     advantage_needs,
     advantage_settings,
     component_default,
+    component_name,
     is_token_level,
     surrogate_settings,
     surrogates,
@@ -101,6 +103,8 @@ _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "num_generations": _COUNT,
     "num_iterations": _COUNT,
     "max_completion_length": _COUNT,
+    "num_generations_eval": _COUNT,
+    "learning_rate": _AT_LEAST_ZERO,
     "temperature": _ABOVE_ZERO,
     "top_entropy_quantile": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
 }
@@ -191,11 +195,11 @@ class PolicyConfig(GRPOConfig):
         problems += self._resolve_settings(row)
         problems += self._resolve_kl(row)
         self._resolve_common(row)
-        problems += self._resolve_overlong()
+        problems += self._resolve_overlong(row)
         problems += self._combination_problems()
         if problems:
             raise ConfigError(problems)
-        generations = int(self.num_generations)
+        generations = self.num_generations
         self.num_generations = _One() if generations == 1 else generations
         super().__post_init__()
         self.num_generations = generations
@@ -239,24 +243,25 @@ class PolicyConfig(GRPOConfig):
                 continue
             if not isinstance(value, Real) or isinstance(value, bool):
                 yield f"`{name}`: {value!r} is not a number; it must be {rule}."
-            elif not holds(value):
+            elif not math.isfinite(value) or not holds(value):
                 yield f"`{name}`: {value!r} is out of range; it must be {rule}."
+            elif rule is _COUNT[1]:
+                setattr(self, name, math.floor(value))
 
     def _resolve_components(self, row: Algorithm) -> Iterator[str]:
-        names = {function: name for name, function in advantage_estimators().items()}
-        self._fill("advantage_estimator", names[row.advantage])
-        self._fill("surrogate", row.surrogate.__name__)
-        for name in ("ratio_level", "aggregation", "kl_placement"):
+        self._fill("advantage_estimator", component_name(row.advantage))
+        self._fill("surrogate", component_name(row.surrogate))
+        for name in ("ratio_level", "aggregation"):
             self._fill(name, getattr(row, name))
         for name, allowed in (
-            ("advantage_estimator", names.values()),
+            ("advantage_estimator", advantage_estimators()),
             ("surrogate", surrogates()),
             ("ratio_level", RATIO_LEVELS),
             ("aggregation", AGGREGATIONS),
-            ("kl_placement", KL_PLACEMENTS),
+            ("kl_placement", (*KL_PLACEMENTS, None)),
         ):
             if getattr(self, name) not in allowed:
-                yield unknown_name(name, getattr(self, name), allowed)
+                yield unknown_name(name, getattr(self, name), filter(None, allowed))
 
     def _fill(self, name: str, value: Any) -> None:
         if getattr(self, name) is None:
@@ -286,38 +291,51 @@ class PolicyConfig(GRPOConfig):
                 )
 
     def _resolve_kl(self, row: Algorithm) -> Iterator[str]:
+        """Fill the KL settings; without a coefficient there is no KL, and then no setting of it may be set."""
+        placed, self.kl_placement = self.kl_placement, self.kl_placement or row.kl_placement
+        beta_is_set = self.beta is not None
         if self.kl_placement == "none":
             if self.beta:
                 yield f"`beta`: {self.beta!r} is not charged anywhere: set `kl_placement` to loss or reward."
-            for name in ("kl_estimator", "kl_target", "kl_horizon"):
-                if getattr(self, name) is not None:
-                    yield f"`{name}`: {getattr(self, name)!r} is not used while `kl_placement` is none."
             self.beta = 0.0
         else:
             self._fill("beta", row.defaults.get("beta", COMMON_DEFAULTS["beta"]))
-            self._fill("kl_estimator", row.kl_estimator)
-            if self.kl_estimator not in (*KL_ESTIMATORS, "full"):
-                yield unknown_name("kl_estimator", self.kl_estimator, (*KL_ESTIMATORS, "full"))
-            elif self.kl_placement == "reward" and str(self.kl_estimator).endswith("+"):
-                yield (
-                    f"`kl_estimator`: {self.kl_estimator!r} differs from {str(self.kl_estimator)[:-1]!r} only in its "
-                    "gradient, and a reward has none. Drop the '+', or set `kl_placement` to loss."
-                )
-        self._fill("kl_controller", COMMON_DEFAULTS["kl_controller"])
-        yield from self._controller_problems()
+            if not self.beta and not beta_is_set and placed is not None:
+                yield f"`kl_placement`: {placed!r} charges nothing: {row.key} has no `beta` of its own; set it."
+        self._fill("kl_controller", row.defaults.get("kl_controller", COMMON_DEFAULTS["kl_controller"]))
+        yield from self._kl_problems() if self.beta else self._unused_kl_problems()
+        if not self.beta:
+            self.kl_placement = "none"
+            return
+        self._fill("kl_estimator", row.kl_estimator)
+        if self.kl_controller == "adaptive":
+            for name in ("kl_target", "kl_horizon"):
+                self._fill(name, row.defaults.get(name, COMMON_DEFAULTS[name]))
 
-    def _controller_problems(self) -> Iterator[str]:
+    def _unused_kl_problems(self) -> Iterator[str]:
+        for name in ("kl_estimator", "kl_target", "kl_horizon", "use_bias_correction_kl"):
+            if getattr(self, name):
+                yield f"`{name}`: {getattr(self, name)!r} is not used: there is no KL term while `beta` is 0."
+        if self.kl_controller != "fixed":
+            yield f"`kl_controller`: {self.kl_controller!r} needs a `beta` above 0 to start from."
+
+    def _kl_problems(self) -> Iterator[str]:
+        estimators = (*KL_ESTIMATORS, "full")
+        if self.kl_estimator is not None and self.kl_estimator not in estimators:
+            yield unknown_name("kl_estimator", self.kl_estimator, estimators)
+        elif self.kl_placement == "reward" and str(self.kl_estimator).endswith("+"):
+            yield (
+                f"`kl_estimator`: {self.kl_estimator!r} differs from {str(self.kl_estimator)[:-1]!r} only in its "
+                "gradient, and a reward has none. Drop the '+', or set `kl_placement` to loss."
+            )
         if self.kl_controller not in ("fixed", "adaptive"):
             yield unknown_name("kl_controller", self.kl_controller, ("fixed", "adaptive"))
-        elif self.kl_controller == "adaptive":
-            if not self.beta:
-                yield "`kl_controller`: adaptive needs `beta` above 0 to start from."
-            self._fill("kl_target", COMMON_DEFAULTS["kl_target"])
-            self._fill("kl_horizon", COMMON_DEFAULTS["kl_horizon"])
-        elif self.kl_placement != "none":
+        elif self.kl_controller == "fixed":
             for name in ("kl_target", "kl_horizon"):
                 if getattr(self, name) is not None:
                     yield f"`{name}`: {getattr(self, name)!r} is used by `kl_controller: adaptive` alone."
+        if self.use_bias_correction_kl and self.kl_placement != "loss":
+            yield "`use_bias_correction_kl`: true has no meaning unless `kl_placement` is loss."
 
     def _resolve_common(self, row: Algorithm) -> None:
         for name in (
@@ -331,7 +349,7 @@ class PolicyConfig(GRPOConfig):
         ):
             self._fill(name, row.defaults.get(name, COMMON_DEFAULTS[name]))
 
-    def _resolve_overlong(self) -> Iterator[str]:
+    def _resolve_overlong(self, row: Algorithm) -> Iterator[str]:
         buffer = float(self.overlong_buffer or 0.0)
         if buffer and self.max_completion_length is None:
             yield "`overlong_buffer`: needs `max_completion_length`."
@@ -343,7 +361,8 @@ class PolicyConfig(GRPOConfig):
                 f"({self.max_completion_length})."
             )
         if buffer:
-            self._fill("overlong_penalty_factor", COMMON_DEFAULTS["overlong_penalty_factor"])
+            name = "overlong_penalty_factor"
+            self._fill(name, row.defaults.get(name, COMMON_DEFAULTS[name]))
         elif self.overlong_penalty_factor is not None:
             yield f"`overlong_penalty_factor`: {self.overlong_penalty_factor!r} is not used: `overlong_buffer` is 0."
 
@@ -358,6 +377,8 @@ class PolicyConfig(GRPOConfig):
             )
         if self.pass_k is not None and self.pass_k > self.num_generations:
             yield f"`pass_k`: {self.pass_k!r} is more than `num_generations` ({self.num_generations})."
+        if self.aggregation == "seq_mean_token_sum_norm" and self.max_completion_length is None:
+            yield "`max_completion_length`: not set, but `aggregation` seq_mean_token_sum_norm divides by it."
         if self.surrogate == "clip" and self.epsilon is not None and self.epsilon >= 1:
             yield f"`epsilon`: {self.epsilon!r} is out of range for surrogate clip; it must be below 1."
         if self.surrogate in ("reinforce", "gmpo") and self.ratio_level != "token":
@@ -378,8 +399,6 @@ class PolicyConfig(GRPOConfig):
                 "`vllm_importance_sampling_mode`: token_mask drops single tokens, and gmpo has one term for a whole "
                 "completion; use sequence_mask or token_truncate."
             )
-        if self.use_bias_correction_kl and self.kl_placement != "loss":
-            yield "`use_bias_correction_kl`: true has no meaning unless `kl_placement` is loss."
         if self.vllm_importance_sampling_clip_min is not None and self.vllm_importance_sampling_mode in (
             "token_truncate",
             "sequence_truncate",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Split = Literal["train", "heldout"]
+Split = Literal["train", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
 
 # One operand pair in so many is held out.
@@ -42,7 +42,7 @@ def arithmetic(split: Split, size: int | None = None, max_operand: int = 99, see
     with the defaults about 8,000 training and 2,000 held-out prompts.
 
     Args:
-        split: `"train"` or `"heldout"`.
+        split: `"train"` or `"test"`.
         size: Number of prompts to keep, the first ones of the shuffled table. `None` keeps all.
         max_operand: Largest operand. The bundled model knows operands up to 99.
         seed: Seed of the shuffle. It does not change which prompts belong to which split.
@@ -58,7 +58,7 @@ def arithmetic(split: Split, size: int | None = None, max_operand: int = 99, see
     if split not in get_args(Split):
         raise ValueError(f"`split` must be one of {', '.join(get_args(Split))}, but is {split!r}.")
     operands = range(max_operand + 1)
-    held_out = split == "heldout"
+    held_out = split == "test"
     pairs = [(a, b) for a in operands for b in operands if is_held_out(a, b) == held_out]
     if size is not None and not 0 < size <= len(pairs):
         raise ValueError(f"`size` must be between 1 and {len(pairs)}, the prompts in {split!r}, but is {size}.")

@@ -30,7 +30,7 @@ def plot_run(log_history: list[dict[str, Any]], path: Path, title: str) -> None:
     panels = [(name, keys) for name, keys in PANELS if any(_points(log_history, key) for key in keys)]
     columns = 3
     rows = max(1, -(-len(panels) // columns))
-    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 2.9 * rows), squeeze=False, sharex=True)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 2.9 * rows), squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (name, keys) in zip(axes.flat, panels, strict=False):
@@ -41,8 +41,7 @@ def plot_run(log_history: list[dict[str, Any]], path: Path, title: str) -> None:
             axis.plot(steps, _smoothed(values), color="tab:blue", linewidth=1.6, label=key)
         axis.set_title(name, fontsize=10)
         axis.grid(alpha=0.25)
-    for axis in axes[-1]:
-        axis.set_xlabel("optimizer step")
+        axis.set_xlabel("optimizer step", fontsize=9)
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

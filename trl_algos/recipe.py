@@ -7,18 +7,17 @@ a field of one of the dataclasses, every value of its type; what is wrong is rep
 import difflib
 import enum
 import os
-import re
 import types
 import typing
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import Field, dataclass, field, fields
+from functools import cache
 from typing import Any
 
-import yaml
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 
 from trl_algos.config import ConfigError, PolicyConfig
+from trl_algos.recipe_file import Value, environment, read_file, read_words
 
 
 @dataclass
@@ -61,6 +60,9 @@ class Recipe:
     mixture: DatasetMixtureConfig
 
 
+_FILE_OR_BLOCK = ("deepspeed", "accelerator_config", "fsdp_config")
+"""Fields that take a block of settings or the path of a file with them."""
+
 _PARTS: dict[str, type] = {
     "run": RunArguments,
     "policy": PolicyConfig,
@@ -69,48 +71,32 @@ _PARTS: dict[str, type] = {
 }
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML with YAML 1.2's floats: `1e-6` is a number here, while YAML 1.1 reads it as text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-    list("-+0123456789."),
-)
-# Tried in order: whole numbers must stay integers.
-for _first in "-+0123456789":
-    _resolvers = _Loader.yaml_implicit_resolvers[_first]
-    _resolvers.sort(key=lambda tag_and_pattern: tag_and_pattern[0] != "tag:yaml.org,2002:int")
-
-
-def read_recipe(path: str | None, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a YAML file and command-line overrides.
+def read_recipe(path: str | None, words: Sequence[str] = ()) -> Recipe:
+    """A recipe from a YAML file and command-line words.
 
     Args:
-        path: the file; None for overrides alone.
-        overrides: command-line words: `--key value`, `--key=value`, `--flag`, `--list a b`.
+        path: the file; None for words alone.
+        words: `--key value`, `--key=value`, `--flag`, `--list a b`; they win over the file.
 
     Raises:
         ConfigError: with every problem found in keys, types and settings.
     """
     problems: list[str] = []
-    values, lines = _read_file(path, problems) if path else ({}, {})
-    values |= _read_overrides(overrides, problems)
-    for name, value in _environment(values.pop("env", None), problems):
-        os.environ[name] = value
-    homes = {f.name: part for part, cls in _PARTS.items() for f in fields(cls) if f.init}
-    hints = {part: typing.get_type_hints(cls) for part, cls in _PARTS.items()}
+    values = read_file(path, problems) if path else {}
+    if problems and not values:  # nothing was read: what follows would only complain about what is missing
+        raise ConfigError(problems)
+    values |= read_words(words, problems)
+    os.environ.update(environment(values, problems))
     arguments: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
-    for key, value in values.items():
-        where = f"{path}:{lines[key]}: " if key in lines else ""
-        if key not in homes:
-            problems.append(where + _unknown_key(key, homes))
+    for key, written in values.items():
+        part = _home(key)
+        if part is None:
+            problems.append(written.where + _unknown_key(key))
             continue
         try:
-            arguments[homes[key]][key] = coerce(hints[homes[key]][key], value)
+            arguments[part][key] = _typed(part, key, written)
         except (TypeError, ValueError) as error:
-            problems.append(f"{where}`{key}`: {error}")
+            problems.append(f"{written.where}`{key}`: {error}")
     return _build(arguments, problems)
 
 
@@ -128,73 +114,47 @@ def _build(arguments: dict[str, dict[str, Any]], problems: list[str]) -> Recipe:
     return Recipe(**built)
 
 
-def _read_file(path: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Top-level keys of a YAML mapping with their values and lines."""
-    try:
-        text = Path(path).read_text()
-        node = yaml.compose(text, Loader=_Loader)
-    except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror}.")
-        return {}, {}
-    except yaml.YAMLError as error:
-        problems.append(f"{path}: is not valid YAML: {' '.join(str(error).split())}")
-        return {}, {}
-    if not isinstance(node, yaml.MappingNode) or not node.value:
-        problems.append(
-            f"{path}: must hold `key: value` lines, but is {'empty' if node is None else 'something else'}."
-        )
-        return {}, {}
-    lines: dict[str, int] = {}
-    for key_node, _ in node.value:
-        key, line = str(key_node.value), key_node.start_mark.line + 1
-        if key in lines:
-            problems.append(f"{path}:{line}: `{key}` stands here again; it was set in line {lines[key]}.")
-        lines.setdefault(key, line)
-    return {str(k): v for k, v in yaml.load(text, Loader=_Loader).items()}, lines
+@cache
+def _hints(part: str) -> dict[str, Any]:
+    return typing.get_type_hints(_PARTS[part])
 
 
-def _read_overrides(words: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    values: dict[str, list[str]] = {}
-    key = ""
-    for word in words:
-        if word.startswith("--"):
-            key, has_value, value = word[2:].partition("=")
-            if key in values:
-                problems.append(f"`--{key}` is given twice.")
-            values[key] = [value] if has_value else []
-        elif key:
-            values[key].append(word)
-        else:
-            problems.append(f"{word!r} is not an option; write `--key value`.")
-    return {key: _option_value(texts) for key, texts in values.items()}
+@cache
+def _fields() -> dict[str, tuple[str, Field[Any]]]:
+    return {f.name: (part, f) for part, cls in _PARTS.items() for f in fields(cls) if f.init}
 
 
-def _option_value(texts: list[str]) -> Any:
-    if not texts:
-        return True
-    parsed = [yaml.load(text, Loader=_Loader) for text in texts]
-    return parsed[0] if len(parsed) == 1 else parsed
+def _home(key: str) -> str | None:
+    return _fields()[key][0] if key in _fields() else None
 
 
-def _environment(block: Any, problems: list[str]) -> Iterator[tuple[str, str]]:
-    if block is None:
-        return
-    if not isinstance(block, dict):
-        problems.append(f"`env`: must be a block of `NAME: value` lines, but is {block!r}.")
-        return
-    yield from ((str(name), str(value)) for name, value in block.items())
+def _typed(part: str, key: str, written: Value) -> Any:
+    annotation = _hints(part)[key]
+    value = coerce(annotation, written.value, written.text)
+    choices = _fields()[key][1].metadata.get("choices")
+    if choices and value is not None and value not in choices:
+        raise ValueError(f"{value!r} is not one of {', '.join(map(str, choices))}.")
+    is_block = any(typing.get_origin(m) is dict or m is dict for m in typing.get_args(annotation))
+    if is_block and isinstance(value, str) and key not in _FILE_OR_BLOCK and not value.lstrip().startswith("{"):
+        raise ValueError(f"{value!r} is a str; it must be a block of `name: value` lines.")
+    return value
 
 
-def _unknown_key(key: str, known: typing.Iterable[str]) -> str:
-    near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.6)
+def _unknown_key(key: str) -> str:
+    near = difflib.get_close_matches(key.replace("-", "_"), _fields(), n=1, cutoff=0.6)
     return f"`{key}`: there is no such setting." + (f" Did you mean `{near[0]}`?" if near else "")
 
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def coerce(annotation: Any, value: Any) -> Any:
+def coerce(annotation: Any, value: Any, text: str | None = None) -> Any:
     """`value` as the type that `annotation` asks for, where that loses nothing.
+
+    Args:
+        annotation: a type, as dataclass fields have it.
+        value: what YAML made of the text.
+        text: the text itself, which is what a field of text gets.
 
     Raises:
         ValueError: it is of another type; the message says what was got and what is allowed.
@@ -203,7 +163,7 @@ def coerce(annotation: Any, value: Any) -> Any:
     if annotation is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        return _coerce_union(arguments, value)
+        return _coerce_union(arguments, value, text)
     if origin is typing.Literal:
         return _expect(value in arguments, value, value, f"one of {', '.join(map(str, arguments))}")
     if origin is list:
@@ -211,7 +171,7 @@ def coerce(annotation: Any, value: Any) -> Any:
         return [coerce(arguments[0], item) for item in items]
     if annotation is dict or origin is dict:
         return _expect(isinstance(value, dict), value, value, "a block of `name: value` lines")
-    return _coerce_scalar(annotation, value)
+    return _coerce_scalar(annotation, value, text)
 
 
 def _expect(holds: bool, result: Any, value: Any, allowed: str) -> Any:
@@ -220,37 +180,43 @@ def _expect(holds: bool, result: Any, value: Any, allowed: str) -> Any:
     return result
 
 
-def _coerce_union(members: tuple[Any, ...], value: Any) -> Any:
+def _coerce_union(members: tuple[Any, ...], value: Any, text: str | None) -> Any:
     if value is None and type(None) in members:
         return None
     members = tuple(member for member in members if member is not type(None))
     # A text such as "0.1" suits float and str alike: the stricter member is asked first.
     for member in sorted(members, key=lambda m: (m is str, isinstance(m, type) and issubclass(m, enum.Enum))):
         try:
-            return coerce(member, value)
+            return coerce(member, value, text)
         except (TypeError, ValueError) as error:
             reason = error
     raise reason
 
 
-def _coerce_scalar(annotation: Any, value: Any) -> Any:
+def _coerce_scalar(annotation: Any, value: Any, text: str | None) -> Any:
     if annotation is bool:
         word = str(value).lower() if isinstance(value, str | bool) else ""
         return _expect(word in _WORDS, _WORDS.get(word), value, "true or false")
-    if annotation in (int, float):
+    if annotation is int:
+        return _whole_number(value)
+    if annotation is float:
         number = _number(value)
-        whole = number is not None and number.is_integer()
-        holds = number is not None and (annotation is float or whole)
-        return _expect(holds, annotation(number or 0), value, "a number" if annotation is float else "a whole number")
+        return _expect(number is not None, number, value, "a number")
     if annotation is str:
-        if isinstance(value, bool):  # YAML 1.1 reads the strategy `no` as false
-            return "yes" if value else "no"
-        return _expect(isinstance(value, str | int | float), str(value), value, "text")
+        return _expect(value is not None and not isinstance(value, list | dict), text or str(value), value, "text")
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        text = _coerce_scalar(str, value)
+        name = _coerce_scalar(str, value, text)
         names = [str(member.value) for member in annotation]
-        return _expect(text in names, text, value, f"one of {', '.join(names)}")
+        return _expect(name in names, name, value, f"one of {', '.join(names)}")
     return value
+
+
+def _whole_number(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    number = _number(value)
+    _expect(number is not None and number.is_integer(), None, value, "a whole number")
+    return int(number or 0)
 
 
 def _number(value: Any) -> float | None:
@@ -258,5 +224,5 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig
@@ -45,22 +46,26 @@ def train(recipe: Recipe) -> PolicyTrainer:
     run, args = recipe.run, recipe.policy
     rewards = _reward_functions(recipe)
     train_dataset, test_dataset = _datasets(recipe)
-    trainer = PolicyTrainer(
-        model=_model_path(recipe),
-        reward_funcs=rewards,
-        args=args,
-        train_dataset=train_dataset,
-        eval_dataset=test_dataset if args.eval_strategy != "no" else None,
-        quantization_config=get_quantization_config(recipe.model),
-        peft_config=get_peft_config(recipe.model),
-    )
+    model, resume = _model_path(recipe), _checkpoint(args.resume_from_checkpoint)
+    try:
+        trainer = PolicyTrainer(
+            model=model,
+            reward_funcs=rewards,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=test_dataset if args.eval_strategy != "no" else None,
+            quantization_config=get_quantization_config(recipe.model),
+            peft_config=get_peft_config(recipe.model),
+        )
+    except (ImportError, TypeError, ValueError) as error:  # TRL's, PEFT's and transformers' checks of the settings
+        raise ConfigError([str(error)]) from error
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ProgressBar())
     held_out = _held_out_prompts(recipe, test_dataset)
     before = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
     started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=resume)
     seconds = time.perf_counter() - started
     after = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
     trainer.save_model(args.output_dir)
@@ -86,6 +91,16 @@ def _model_path(recipe: Recipe) -> str:
             kwargs.setdefault(key, getattr(recipe.model, key))
     args.model_init_kwargs = kwargs
     return _found_model("model_name_or_path", name, kwargs["revision"], args.trust_remote_code)
+
+
+def _checkpoint(name: str | None) -> str | bool | None:
+    """What to resume from: a folder, True for the latest in the output folder, or None."""
+    words: dict[str | None, bool | None] = {None: None, "true": True, "false": None}
+    if name in words:
+        return words[name]
+    if not os.path.isdir(str(name)):
+        raise ConfigError([f"`resume_from_checkpoint`: {name!r} is not a folder; give one, or true for the latest."])
+    return name
 
 
 def _found_model(key: str, name: str, revision: str, trust_remote_code: bool) -> str:
@@ -126,7 +141,10 @@ def _datasets(recipe: Recipe) -> tuple[Any, Any]:
 def _splits(recipe: Recipe) -> Mapping[str, Any]:
     run = recipe.run
     if recipe.mixture.datasets:
-        return get_dataset(recipe.mixture)
+        try:
+            return get_dataset(recipe.mixture)
+        except (OSError, ValueError) as error:
+            raise ConfigError([f"`datasets`: cannot be loaded: {error}"]) from error
     if run.dataset_name in SOURCES:
         return {name: SOURCES[run.dataset_name](name) for name in SPLITS}
     if run.dataset_name:
@@ -140,7 +158,7 @@ def _splits(recipe: Recipe) -> Mapping[str, Any]:
 
 def _held_out_prompts(recipe: Recipe, test_dataset: Any) -> Any:
     count = recipe.run.held_out_prompts
-    return test_dataset.select(range(min(count, len(test_dataset)))) if count else None
+    return Dataset.from_list(list(itertools.islice(test_dataset, count))) if count else None
 
 
 def _reward_functions(recipe: Recipe) -> list[Any]:

@@ -59,7 +59,8 @@ def _made_completions() -> dict[tuple[int, int], list[int]]:
     generator = random.Random(5)
     completions = {}
     for place in itertools.product(range(12), range(4)):
-        length, thirds, truncated = generator.randint(1, 20), generator.randint(0, 6), generator.random() < 0.25
+        length, thirds = generator.randint(1, 20), generator.randint(0, 6)
+        truncated = generator.random() < 0.25 or place == (3, 1)
         first = UNSCORABLE_START if place in UNSCORABLE else 40 + thirds
         ids = [first] + [generator.randint(50, 250) for _ in range(length - 1)] + [tiny.EOS] * (not truncated)
         completions[place] = [] if place in EMPTY else ids
@@ -384,6 +385,11 @@ def weights_by_hand(key: str) -> dict[str, Tensor]:
 # Tests
 
 
+def pairs_of_a_group() -> list[tuple[Row, Row]]:
+    rows = eight_rows("grpo")
+    return [(a, b) for a in rows for b in peers(rows, a) if a is not b]
+
+
 def test_the_rows_hold_every_special_case() -> None:
     for key in ("grpo", "pass_at_k", "remax"):
         rows = eight_rows(key)
@@ -392,6 +398,8 @@ def test_the_rows_hold_every_special_case() -> None:
         assert any(row.generated > 0 and not any(row.kept) for row in rows)  # truncated
         assert any(0 < sum(row.kept) < len(row.kept) for row in rows)  # a hole
         assert len({row.score for row in rows}) > 3
+    # A truncated row is the baseline of one that is trained on.
+    assert any(any(a.kept) and not any(b.kept) and b.generated and a.score != b.score for a, b in pairs_of_a_group())
 
 
 @pytest.mark.parametrize(

@@ -210,14 +210,14 @@ def test_metrics_of_an_off_policy_step_over_unequal_micro_batches(name: str, mod
     of_batches = statistics.fmean(
         statistics.fmean(t["entropy"] for row in tokens_of([batch]) for t in row) for batch in batches
     )
-    assert abs(of_batches - expected["entropy"]) > 1e-3
+    assert abs(of_batches - expected["entropy"]) > 1e-4
     assert 0 < expected["clip_ratio/region_mean"] < 1
     assert (expected["clip_ratio/dual_mean"] > 0) == (name == "dual_clip")
     assert expected["policy/gated_tokens"] + expected["policy/gated_sequences"] > 0
 
 
 def test_metrics_of_a_rollout(model_folder: str) -> None:
-    """By hand: GRPO's advantages of rewards [1, 0] are ±0.5 / (0.707107 + 1e-4) = ±0.707007; the other groups get 0."""
+    """By hand: GRPO's advantages of rewards [1, 0] are ±0.5 / (0.707107 + 1e-4) = ±0.707007; other groups get 0."""
     logged = trained(PolicyTrainer, model_folder, algorithm="grpo", beta=0.0).state.log_history[0]
     advantage = 0.5 / (math.sqrt(0.5) + 1e-4)
     expected = {
@@ -320,16 +320,21 @@ def mixtral() -> MixtralForCausalLM:
         ({"algorithm": "sapo"}, {"loss_type": "sapo"}, {"top_entropy_quantile": 0.5}),
         ({"algorithm": "gspo"}, {"loss_type": "grpo", "importance_sampling_level": "sequence"}, {}),
         ({"algorithm": "dr_grpo"}, {"loss_type": "dr_grpo"}, {"model": mixtral}),
+        ({"algorithm": "cispo"}, {"loss_type": "cispo"}, {}),
     ],
-    ids=["kl", "entropy bonus", "adaptive entropy", "top entropy", "sequence level", "experts"],
+    ids=["kl", "entropy bonus", "adaptive entropy", "top entropy", "sequence level", "experts", "cispo"],
 )
 def test_every_name_that_trl_logs_is_logged(
     ours: dict[str, Any], trls: dict[str, Any], both: dict[str, Any], model_folder: str
 ) -> None:
+    """In training, at its end, and in evaluation."""
     logs = []
     for trainer_class, settings in ((PolicyTrainer, ours), (GRPOTrainer, trls)):
         given = both | ({"model": both["model"]()} if "model" in both else {})
-        logs.append([set(log) for log in trained(trainer_class, model_folder, **settings, **given).state.log_history])
+        made = trained(trainer_class, model_folder, **settings, **given)
+        made.evaluate(tiny.prompts(4))
+        logs.append([set(log) for log in made.state.log_history])
+    assert len(logs[0]) == 3
     for log, expected in zip(*logs, strict=True):
         assert expected - log == set()
 

@@ -1,0 +1,124 @@
+"""A recipe's file and command-line words as plain values, with where each one stands; no heavy import."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Value:
+    """One setting as it was written.
+
+    Args:
+        value: what YAML makes of it.
+        text: the scalar as it stands, for fields that hold text: `1.10` and `no` are names there. None for blocks.
+        where: `file:line`, or the option.
+    """
+
+    value: Any
+    text: str | None
+    where: str
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with YAML 1.2's floats: `1e-6` is a number here, while YAML 1.1 reads it as text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)
+# Resolvers are asked in turn: whole numbers must stay integers.
+for _first in "-+0123456789":
+    _Loader.yaml_implicit_resolvers[_first].sort(key=lambda entry: entry[0] != "tag:yaml.org,2002:int")
+
+
+def read_file(path: str, problems: list[str]) -> dict[str, Value]:
+    """Top-level keys of a YAML mapping; what cannot be read is added to `problems`."""
+    try:
+        node = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        problems.append(f"{path}: cannot be read: {error.strerror}.")
+        return {}
+    except (yaml.YAMLError, ValueError) as error:
+        problems.append(f"{path}: is not valid YAML: {_one_line(error)}")
+        return {}
+    if not isinstance(node, yaml.MappingNode) or not node.value:
+        kind = "empty" if node is None or isinstance(node, yaml.MappingNode) else "something else"
+        problems.append(f"{path}: must hold `key: value` lines, but is {kind}.")
+        return {}
+    return dict(_entries(path, node, problems))
+
+
+def _entries(path: str, node: yaml.MappingNode, problems: list[str]) -> Iterator[tuple[str, Value]]:
+    lines: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if key in lines:
+            problems.append(f"{path}:{line}: `{key}` stands here again; it was set in line {lines[key]}.")
+        lines.setdefault(key, line)
+        text = value_node.value if isinstance(value_node, yaml.ScalarNode) else None
+        try:
+            value = _construct(value_node)
+        except (yaml.YAMLError, ValueError, TypeError) as error:
+            problems.append(f"{path}:{line}: `{key}`: {_one_line(error)}")
+            continue
+        yield key, Value(value, text, f"{path}:{line}: ")
+
+
+def _construct(node: yaml.Node) -> Any:
+    loader = _Loader("")
+    try:
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def read_words(words: Sequence[str], problems: list[str]) -> dict[str, Value]:
+    """Settings from command-line words: `--key value`, `--key=value`, `--flag`, `--list a b`."""
+    texts: dict[str, list[str]] = {}
+    key = ""
+    for word in words:
+        if word.startswith("--"):
+            key, has_value, value = word[2:].partition("=")
+            if key in texts:
+                problems.append(f"`--{key}` is given twice.")
+            texts[key] = [value] if has_value else []
+        elif key:
+            texts[key].append(word)
+        else:
+            problems.append(f"{word!r} is not an option; write `--key value`.")
+    return {key: _option(parts) for key, parts in texts.items()}
+
+
+def _option(texts: list[str]) -> Value:
+    if not texts:
+        return Value(True, "true", "")
+    values = [_option_value(text) for text in texts]
+    return Value(values[0], texts[0], "") if len(values) == 1 else Value(values, None, "")
+
+
+def _option_value(text: str) -> Any:
+    """YAML's reading of one word, and the word itself where YAML can make nothing of it."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, TypeError):
+        return text
+
+
+def environment(values: dict[str, Value], problems: list[str]) -> dict[str, str]:
+    """The `env` block: names and values of environment variables; it is taken out of `values`."""
+    block = values.pop("env", Value({}, None, ""))
+    if not isinstance(block.value, dict):
+        problems.append(f"{block.where}`env`: must be a block of `NAME: value` lines, but is {block.value!r}.")
+        return {}
+    return {str(name): str(value) for name, value in block.value.items()}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
