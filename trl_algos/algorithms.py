@@ -196,7 +196,7 @@ def register(algorithm: Algorithm) -> Algorithm:
     ):
         name = component_name(function)
         if known.get(name, function) is not function:
-            raise ValueError(f"`{kind}`: there is another function called {name!r}; rename yours.")
+            raise ValueError(f"`{kind}`: there is another function called {function.__name__!r}; rename yours.")
     ALGORITHMS[algorithm.key] = algorithm
     return algorithm
 
@@ -282,10 +282,9 @@ for _row in (
         advantage=_returns.discounted_returns,
         surrogate=_surrogates.reinforce,
         aggregation="seq_mean_token_sum",
-        kl_placement="reward",
         kl_estimator="k1",
         defaults={"gamma": 1.0, "num_generations": 1},
-        differs="no baseline; the reward's KL penalty is off until beta is set",
+        differs="no baseline and no KL; kl_placement: reward with a beta adds the penalty usual in RLHF",
     ),
     Algorithm(
         key="reinforce_pp",

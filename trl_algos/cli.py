@@ -4,8 +4,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from trl_algos.recipe_file import environment, read_file
-
 USAGE = """usage: trl-algos train RECIPE [--key value ...]   train as a recipe says; any setting can be overridden
        trl-algos list                            the algorithms, with their papers and parts
 
@@ -28,6 +26,8 @@ def _train(words: list[str]) -> int:
     path, overrides = _recipe_path(words)
     if path is None:
         return _refuse(["train: name a recipe: `trl-algos train RECIPE [--key value ...]`."])
+    from trl_algos.recipe_file import environment, read_file
+
     # Before torch is imported: it reads OMP_NUM_THREADS and its like only then.
     os.environ.update(environment(read_file(path, []), []))
     # Late, so that usage and mistakes in it do not wait for torch.

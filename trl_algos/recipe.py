@@ -135,7 +135,7 @@ def _typed(part: str, key: str, written: Value) -> Any:
     if choices and value is not None and value not in choices:
         raise ValueError(f"{value!r} is not one of {', '.join(map(str, choices))}.")
     is_block = any(typing.get_origin(m) is dict or m is dict for m in typing.get_args(annotation))
-    if is_block and isinstance(value, str) and key not in _FILE_OR_BLOCK and not value.lstrip().startswith("{"):
+    if is_block and isinstance(value, str) and key not in _FILE_OR_BLOCK:
         raise ValueError(f"{value!r} is a str; it must be a block of `name: value` lines.")
     return value
 
@@ -203,9 +203,11 @@ def _coerce_scalar(annotation: Any, value: Any, text: str | None) -> Any:
         number = _number(value)
         return _expect(number is not None, number, value, "a number")
     if annotation is str:
-        return _expect(value is not None and not isinstance(value, list | dict), text or str(value), value, "text")
+        holds = value is not None and (text is not None or not isinstance(value, list | dict))
+        return _expect(holds, str(value) if text is None else text, value, "text")
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        name = _coerce_scalar(str, value, text)
+        # YAML reads the strategy `no` as false.
+        name = ("no", "yes")[value] if isinstance(value, bool) else _coerce_scalar(str, value, text)
         names = [str(member.value) for member in annotation]
         return _expect(name in names, name, value, f"one of {', '.join(names)}")
     return value

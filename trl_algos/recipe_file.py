@@ -114,10 +114,10 @@ def _option_value(text: str) -> Any:
 def environment(values: dict[str, Value], problems: list[str]) -> dict[str, str]:
     """The `env` block: names and values of environment variables; it is taken out of `values`."""
     block = values.pop("env", Value({}, None, ""))
-    if not isinstance(block.value, dict):
+    if not isinstance(block.value, dict | None):
         problems.append(f"{block.where}`env`: must be a block of `NAME: value` lines, but is {block.value!r}.")
         return {}
-    return {str(name): str(value) for name, value in block.value.items()}
+    return {str(name): str(value) for name, value in (block.value or {}).items()}
 
 
 def _one_line(error: Exception) -> str:

@@ -260,7 +260,7 @@ class TestKLPlacement:
 
     def test_in_the_reward(self, tmp_path: Path, model_folder: str) -> None:
         settings = {"algorithm": "reinforce", "surrogate": "clip", "aggregation": "token_mean"}
-        run = trainer(config(tmp_path, **settings, beta=0.1), model=model_folder)
+        run = trainer(config(tmp_path, **settings, kl_placement="reward", beta=0.1), model=model_folder)
         inputs = self.batch(run)
         rollout = run_rollout(run, inputs)
         # token rewards -0.05 and 0.95; returns 0.9 and 0.95
