@@ -53,10 +53,7 @@ def _points(log_history: list[dict[str, Any]], key: str) -> list[tuple[int, floa
 
 
 def _smoothed(values: list[float], share: float = 0.05) -> list[float]:
-    """Exponential moving average over about `share` of the points."""
-    weight = 1 / max(1.0, share * len(values))
-    average, result = values[0], []
-    for value in values:
-        average += weight * (value - average)
-        result.append(average)
-    return result
+    """Mean over a window around each point, about `share` of all points wide and cut off at the ends."""
+    reach = int(share * len(values) / 2)
+    windows = (values[max(0, i - reach) : i + reach + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]

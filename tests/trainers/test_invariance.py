@@ -365,8 +365,8 @@ def models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     return tiny.llama(seed=1).double(), tiny.llama(seed=0).double()
 
 
-def eight_rows(key: str) -> list[Row]:
-    size = group_size(key)
+def eight_rows(key: str, size: int | None = None) -> list[Row]:
+    size = size or group_size(key)
     return [made_row(prompt, number) for prompt in range(8 // size) for number in range(size)]
 
 
@@ -408,6 +408,17 @@ def test_the_rows_hold_every_special_case() -> None:
 )
 def test_one_step_however_split(key: str, split: tuple[int, int, int], model_folder: str) -> None:
     assert_same_weights(weights_after(trainer(key, split, model_folder)), weights_by_hand(key))
+
+
+@pytest.mark.parametrize("split", [(8, 1, 1), (2, 4, 1), (1, 8, 8)], ids=str)
+def test_remax_with_groups_of_two(split: tuple[int, int, int], model_folder: str) -> None:
+    """The greedy score of a prompt is the baseline of both its completions."""
+    rows = eight_rows("remax", size=2)
+    assert len({row.greedy_score for row in rows}) > 2
+    policy, reference = models()
+    sgd_step(policy, loss_by_hand("remax", rows, rows, policy, reference))
+    expected = {name: p.detach() for name, p in policy.named_parameters()}
+    assert_same_weights(weights_after(trainer("remax", split, model_folder, num_generations=2)), expected)
 
 
 @pytest.mark.parametrize("arrangement", ["wider, groups backwards", "prompts shuffled"])

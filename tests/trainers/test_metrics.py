@@ -30,12 +30,13 @@ def quick_garbage_collection() -> Iterator[None]:
     gc.unfreeze()
 
 
-# prompt -> (reward, tokens, ends with the end token). Rewards by group: [1, 0], [0.5, none], [0.5, 0.5], [0, 1].
+# prompt -> (reward, tokens, ends with the end token) of its two completions
 ROWS: dict[str, list[tuple[float | None, int, bool]]] = {
     "prompt 0:": [(1.0, 9, True), (0.0, 1, True)],
     "prompt 1:": [(0.5, 12, True), (None, 4, True)],
     "prompt 2:": [(0.5, 3, True), (0.5, 7, False)],
     "prompt 3:": [(0.0, 14, True), (1.0, 10, False)],
+    "prompt 4:": [(1.0, 5, True), (0.5, 8, True)],
 }
 FIRST_TOKEN = {1.0: 40, 0.0: 41, 0.5: 42, None: 43}
 COMPLETIONS = {
@@ -47,8 +48,8 @@ COMPLETIONS = {
     for prompt, rows in ROWS.items()
 }
 COMPLETIONS["prompt 0:"][1] = [FIRST_TOKEN[0.0], tiny.EOS]  # its reward stands in the first token, so 2 tokens
-GENERATED = 9 + 2 + 12 + 4 + 3 + 7 + 14 + 10 - 6
-"""Tokens sampled: all but the hole that `env_mask` leaves in the 6 completions of more than 3 tokens."""
+GENERATED = 9 + 2 + 12 + 4 + 3 + 7 + 14 + 10 + 5 + 8 - 8
+"""Tokens sampled: all but the hole that `env_mask` leaves in the 8 completions of more than 3 tokens."""
 LEARNED = GENERATED - 6 - 9
 """Tokens trained on: without the two truncated completions."""
 
@@ -82,7 +83,7 @@ def common_settings(model_folder: str) -> dict[str, Any]:
         "save_strategy": "no",
         "gradient_checkpointing": False,
         "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
+        "gradient_accumulation_steps": 5,
         "num_generations": 2,
         "max_completion_length": 16,
         "mask_truncated_completions": True,
@@ -104,10 +105,10 @@ def trained(trainer_class: type[GRPOTrainer], model_folder: str, model: Any = No
         policy,
         reward,
         config(**common_settings(model_folder) | settings),
-        train_dataset=tiny.prompts(8 // settings.get("num_generations", 2)),
+        train_dataset=tiny.prompts(10 // settings.get("num_generations", 2)),
         processing_class=tiny.tokenizer(),
         rollout_func=tiny.fixed_rollout(
-            COMPLETIONS | {f"prompt {i}:": [[40, 50, tiny.EOS]] for i in range(4, 8)}, True
+            COMPLETIONS | {f"prompt {i}:": [[40, 50, tiny.EOS]] for i in range(5, 10)}, True
         ),
     )
     made.train()
@@ -125,7 +126,7 @@ def tokens_of(batches: list[dict[str, Any]]) -> list[list[dict[str, float]]]:
                     "A": float(
                         batch["advantages"][i] if batch["advantages"].dim() == 1 else batch["advantages"][i, t]
                     ),
-                    "log_ratio": float(batch["logps"][i, t] - batch["old_per_token_logps"][i, t]),
+                    "log_ratio": float(batch["logps"][i, t] - batch.get("old_per_token_logps", batch["logps"])[i, t]),
                     "ref": float(batch["logps"][i, t] - batch["ref_per_token_logps"][i, t]),
                     "entropy": float(batch["entropies"][i, t]),
                 }
@@ -150,12 +151,12 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_metrics_of_an_off_policy_step_over_unequal_micro_batches(name: str, model_folder: str) -> None:
-    """Second pass over a generation batch: ratios differ from 1, four micro-batches of two rows each."""
+    """Second pass over a generation batch: ratios differ from 1, five micro-batches of two rows each."""
     made = trained(Recording, model_folder, num_iterations=2, max_steps=2, **OBJECTIVES[name])
     logged = made.state.log_history[1]
-    batches = made.recorded[4:]
+    batches = made.recorded[5:]
     sizes = [int((batch["completion_mask"] * batch["tool_mask"]).sum()) for batch in batches]
-    assert len(sizes) == 4
+    assert len(sizes) == 5
     assert len(set(sizes)) > 1
     rows = tokens_of(batches)
     if name == "gspo":
@@ -217,31 +218,34 @@ def test_metrics_of_an_off_policy_step_over_unequal_micro_batches(name: str, mod
 
 
 def test_metrics_of_a_rollout(model_folder: str) -> None:
-    """By hand: GRPO's advantages of rewards [1, 0] are ±0.5 / (0.707107 + 1e-4) = ±0.707007; other groups get 0."""
+    """By hand: GRPO's advantages of rewards [1, 0] are ±0.5 / (0.707107 + 1e-4), of [1, 0.5] ±0.25 / (0.353553 + 1e-4).
+
+    Groups with these: the first and the fourth, and the fifth. The second has one scorable row, the third no spread.
+    """
     logged = trained(PolicyTrainer, model_folder, algorithm="grpo", beta=0.0).state.log_history[0]
-    advantage = 0.5 / (math.sqrt(0.5) + 1e-4)
+    wide, narrow = 0.5 / (math.sqrt(0.5) + 1e-4), 0.25 / (math.sqrt(0.125) + 1e-4)
     expected = {
         "policy/advantage_mean": 0.0,
-        "policy/advantage_std": math.sqrt(4 * advantage**2 / 7),  # four of eight rows, n - 1
-        "policy/advantage_min": -advantage,
-        "policy/advantage_max": advantage,
-        "reward/unscorable": 1 / 8,
-        "reward/zero_variance_groups": 4 / 8,  # the group with one scorable row, and the one of equal rewards
+        "policy/advantage_std": math.sqrt((4 * wide**2 + 2 * narrow**2) / 9),  # of ten rows, n - 1
+        "policy/advantage_min": -wide,
+        "policy/advantage_max": wide,
+        "reward/unscorable": 1 / 10,
+        "reward/zero_variance_groups": 4 / 10,
         "sampling/generated_tokens": GENERATED,
         "policy/learned_tokens": LEARNED,
-        # Rows with tokens and an advantage: three of the six that are not truncated, 8 + 2 + 13 of their tokens.
-        "policy/effective_sequences": 3 / 6,
-        "policy/effective_tokens": 23 / LEARNED,
+        # Of the eight rows that are not truncated: both of the first and the fifth group, one of the fourth.
+        "policy/effective_sequences": 5 / 8,
+        "policy/effective_tokens": (8 + 2 + 13 + 4 + 7) / LEARNED,
     }
     assert {key: logged[key] for key in expected} == pytest.approx(expected, abs=1e-5)
     assert "reward/overlong_penalty" not in logged
 
 
 def test_overlong_penalty_is_logged_and_leaves_the_zero_variance_share(model_folder: str) -> None:
-    """Buffer 4 of 16 tokens: lengths 14 and beyond 12 lose (length - 12) / 4; the group [0.5, 0.5] stays constant."""
+    """Buffer 4 of 16 tokens: the one completion beyond 12 tokens has 14 and loses 2 / 4."""
     logged = trained(PolicyTrainer, model_folder, algorithm="dapo", overlong_buffer=4).state.log_history[0]
-    assert logged["reward/overlong_penalty"] == pytest.approx(-(14 - 12) / 4 / 8, abs=1e-6)
-    assert logged["reward/zero_variance_groups"] == 0.5
+    assert logged["reward/overlong_penalty"] == pytest.approx(-(14 - 12) / 4 / 10, abs=1e-6)
+    assert logged["reward/zero_variance_groups"] == pytest.approx(4 / 10)
 
 
 def test_advantage_statistics_of_token_advantages_count_trained_tokens(model_folder: str) -> None:
@@ -259,7 +263,7 @@ def test_kl_in_the_reward_is_logged_per_token(model_folder: str) -> None:
     logged = made.state.log_history[1]
     terms = [
         float(batch["old_per_token_logps"][place] - batch["ref_per_token_logps"][place])
-        for batch in made.recorded[4:]
+        for batch in made.recorded[5:]
         for place in zip(*(batch["completion_mask"] * batch["tool_mask"]).nonzero(as_tuple=True), strict=True)
     ]
     assert len(terms) == LEARNED
@@ -268,12 +272,34 @@ def test_kl_in_the_reward_is_logged_per_token(model_folder: str) -> None:
     assert logged["policy/kl_coef"] == 0.05
 
 
-@pytest.mark.parametrize("split", [(8, 1), (1, 8)], ids=str)
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_the_kl_controller_sees_the_kl_of_a_sequence(algorithm: str, model_folder: str) -> None:
+    """Ziegler's rule by hand: coefficient · (1 + clip(KL / target - 1, ±0.2) · n / horizon), n sequences.
+
+    KL in the loss: k3 of the policy in training, over the 8 rows that it trains on. KL in the reward: k1 of the policy
+    that sampled, over all 10 rows, of which two have no token to charge.
+    """
+    adaptive = {"kl_controller": "adaptive", "kl_target": 1.4, "kl_horizon": 50.0}
+    made = trained(Recording, model_folder, algorithm=algorithm, beta=0.05, max_steps=2, **adaptive)
+    n = {"grpo": 8, "rloo": 10}[algorithm]
+    coef, errors = 0.05, []
+    for step, log in enumerate(made.state.log_history[:2]):
+        assert log["policy/kl_coef"] == pytest.approx(coef, rel=1e-6)
+        terms = [token["ref"] for row in tokens_of(made.recorded[5 * step :][:5]) for token in row]
+        kl = sum(math.exp(-d) + d - 1 if algorithm == "grpo" else d for d in terms) / n
+        errors.append(min(max(kl / 1.4 - 1, -0.2), 0.2))
+        coef *= 1 + errors[-1] * n / 50
+    assert errors[0] == -0.2  # the policy is its reference at first
+    assert 1e-3 < abs(errors[1]) < 0.2
+    assert made.kl_controller.coef == pytest.approx(coef, rel=1e-5)
+
+
+@pytest.mark.parametrize("split", [(10, 1), (1, 10)], ids=str)
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "cispo", "reinforce_pp", "rloo", "gmpo"])
 def test_no_metric_depends_on_the_micro_batches(algorithm: str, split: tuple[int, int], model_folder: str) -> None:
     """Every number that is logged, durations apart; two passes over one generation batch."""
     logs = []
-    for rows, accumulation in ((2, 4), split):
+    for rows, accumulation in ((2, 5), split):
         made = trained(
             PolicyTrainer,
             model_folder,

@@ -161,8 +161,9 @@ def with_feature(inputs: dict[str, Tensor], feature: str) -> dict[str, Tensor]:
         inputs["tool_mask"][0, 2:5] = inputs["tool_mask"][3, 0] = inputs["tool_mask"][1, 3] = 0
         inputs["num_items_in_batch"] = (inputs["completion_mask"] * inputs["tool_mask"]).sum()
     if feature in ("off_policy_mask_with_engine_logps", "everything"):
-        noise = 0.3 * torch.randn(shape, generator=generator)
-        inputs["sampling_per_token_logps"] = inputs["old_per_token_logps"] + noise
+        # Drops the second row, keeps the fourth; both have a negative advantage.
+        shift = torch.tensor([[0.0], [1.0], [0.0], [-1.0]])
+        inputs["sampling_per_token_logps"] = inputs["old_per_token_logps"] + shift
     if feature in ("engine_ratio", "everything"):
         ratio = 2 * torch.rand(shape, generator=generator)
         inputs["importance_sampling_ratio"] = torch.where(ratio < 0.4, 0.0, ratio)
@@ -228,6 +229,9 @@ def test_loss_and_gradients_are_those_of_trl(
         assert ours.entropy_coef == pytest.approx({6.0: 0.4, 0.1: 0.0}[settings["entropy_target"]])
     else:
         assert (abs(loss - plain_losses[algorithm]) > 1e-4) == (feature != "plain")
+    if feature == "off_policy_mask_with_engine_logps":  # they decide, not the log-probs before the update
+        del inputs["sampling_per_token_logps"]
+        assert abs(assert_same_loss(ours, trls, inputs) - loss) > 1e-4
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dual_clip", "dr_grpo", "dapo", "gspo"])
