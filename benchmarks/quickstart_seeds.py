@@ -2,8 +2,8 @@
 
     python benchmarks/quickstart_seeds.py            # about 75 s a seed on one core
 
-Writes benchmarks/results/quickstart_seeds.md. Every seed draws its own prompts, completions and order; the bundled model
-and the held-out prompts are the same, and so is the rollout budget.
+Writes benchmarks/results/quickstart_seeds.md. Every seed has its own order of prompts and its own completions; the
+bundled model, the held-out prompts and the rollout budget are the same.
 """
 
 import json

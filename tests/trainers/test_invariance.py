@@ -26,7 +26,10 @@ MAX_LENGTH, LEARNING_RATE = 24, 0.25
 UNSCORABLE_START = 39
 """First token of completions that the reward function cannot score."""
 
-SETTINGS: dict[str, dict[str, Any]] = {"reinforce": {"beta": 0.05}, "pass_at_k": {"pass_k": 2}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "reinforce": {"kl_placement": "reward", "kl_estimator": "k1", "beta": 0.05},
+    "pass_at_k": {"pass_k": 2},
+}
 """Algorithm -> what is set besides its defaults: REINFORCE's KL penalty, and a k below the group size of 4."""
 
 SPLITS = [(8, 1, 1), (4, 2, 2), (2, 4, 4), (1, 8, 8), (4, 2, 1), (2, 4, 2), (2, 4, 1)]

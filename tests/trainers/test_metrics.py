@@ -208,17 +208,18 @@ def test_metrics_of_an_off_policy_step_over_unequal_micro_batches(name: str, mod
     assert len(tokens) == LEARNED
     assert {key: logged[key] for key in expected} == pytest.approx(expected, abs=1e-5)
     # The means over micro-batches, which are wrong, are really other numbers.
-    of_batches = statistics.fmean(
-        statistics.fmean(t["entropy"] for row in tokens_of([batch]) for t in row) for batch in batches
+    kl_of_batches = statistics.fmean(
+        statistics.fmean(math.exp(-t["ref"]) + t["ref"] - 1 for row in tokens_of([batch]) for t in row)
+        for batch in batches
     )
-    assert abs(of_batches - expected["entropy"]) > 1e-4
+    assert abs(kl_of_batches - expected["kl"]) > 1e-3
     assert 0 < expected["clip_ratio/region_mean"] < 1
     assert (expected["clip_ratio/dual_mean"] > 0) == (name == "dual_clip")
     assert expected["policy/gated_tokens"] + expected["policy/gated_sequences"] > 0
 
 
 def test_metrics_of_a_rollout(model_folder: str) -> None:
-    """By hand: GRPO's advantages of rewards [1, 0] are ±0.5 / (0.707107 + 1e-4), of [1, 0.5] ±0.25 / (0.353553 + 1e-4).
+    """By hand: GRPO's advantages of rewards [1, 0] are ±0.5 / (0.70711 + 1e-4), of [1, 0.5] ±0.25 / (0.35355 + 1e-4).
 
     Groups with these: the first and the fourth, and the fifth. The second has one scorable row, the third no spread.
     """

@@ -161,8 +161,8 @@ def with_feature(inputs: dict[str, Tensor], feature: str) -> dict[str, Tensor]:
         inputs["tool_mask"][0, 2:5] = inputs["tool_mask"][3, 0] = inputs["tool_mask"][1, 3] = 0
         inputs["num_items_in_batch"] = (inputs["completion_mask"] * inputs["tool_mask"]).sum()
     if feature in ("off_policy_mask_with_engine_logps", "everything"):
-        # Drops the second row, keeps the fourth; both have a negative advantage.
-        shift = torch.tensor([[0.0], [1.0], [0.0], [-1.0]])
+        # Keeps the second row and drops the fourth, the other way round than the log-probs before the update do.
+        shift = torch.tensor([[0.0], [-1.0], [0.0], [1.0]])
         inputs["sampling_per_token_logps"] = inputs["old_per_token_logps"] + shift
     if feature in ("engine_ratio", "everything"):
         ratio = 2 * torch.rand(shape, generator=generator)
