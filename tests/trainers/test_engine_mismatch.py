@@ -69,7 +69,12 @@ def run(folder: Path, **settings: Any) -> tuple[PolicyTrainer, list[dict[str, An
     trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, engine, -1
     seen: list[dict[str, Any]] = []
     original = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: (seen.append(inputs), original(model, inputs))[1]  # type: ignore
+
+    def spy(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        seen.append(inputs)
+        return original(model, inputs)
+
+    trainer._compute_loss = spy
     trainer.train()
     return trainer, seen
 

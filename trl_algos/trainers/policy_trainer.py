@@ -38,9 +38,18 @@ from trl_algos.trainers.empty_completions import fill_empty, without_empty_compl
 from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
 from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
+from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import StepMetrics, record_loss, rollout_metrics
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
-from trl_algos.trainers.rollout import Rollout, Scores, concatenate, gather_rows, local_rows, loss_mask
+from trl_algos.trainers.rollout import (
+    Rollout,
+    Scores,
+    at_width_of,
+    concatenate,
+    gather_rows,
+    local_rows,
+    loss_mask,
+)
 
 check_trl_version()
 
@@ -159,7 +168,7 @@ class PolicyTrainer(GRPOTrainer):
         for part, micro_batches in zip(advantages.split(sizes), generations, strict=True):
             local = local_rows(self.accelerator, part)
             for batch in micro_batches:
-                batch["advantages"] = _cut(local[batch["rollout_row"]], batch)
+                batch["advantages"] = at_width_of(batch, local[batch["rollout_row"]])
 
     def _set_divisors(self, window: list[dict[str, Any]]) -> None:
         """Give each micro-batch the divisor of its loss: the whole window's over all ranks, per rank.
@@ -231,7 +240,7 @@ class PolicyTrainer(GRPOTrainer):
         else:
             advantages = self._finished_advantages(rollout)
             self._log_rollout(rollout, advantages)
-            output["advantages"] = _cut(local_rows(self.accelerator, advantages), output)
+            output["advantages"] = at_width_of(output, local_rows(self.accelerator, advantages))
         return output
 
     def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
@@ -312,7 +321,7 @@ class PolicyTrainer(GRPOTrainer):
         mask = loss_mask(inputs)
         scores = self.score(model, inputs)
         old_logps = behaviour_logps(self, inputs, scores.logps)
-        entropy_mask = self._entropy_mask(scores.entropies, mask)
+        entropy_mask = high_entropy_mask(self, scores.entropies, mask)
         divisor = self._loss_divisor(inputs, mask)
         policy = policy_loss(
             scores.logps,
@@ -322,7 +331,7 @@ class PolicyTrainer(GRPOTrainer):
             surrogate=self.args.surrogate_function,
             ratio_level=self.args.ratio_level,
             aggregation=self.args.aggregation,
-            weights=self._loss_weights(inputs, scores.logps, old_logps, mask, entropy_mask),
+            weights=loss_weights(self, inputs, scores.logps, old_logps, mask, entropy_mask),
             normalizer=divisor,
             **self.args.surrogate_arguments,
         )
@@ -356,35 +365,6 @@ class PolicyTrainer(GRPOTrainer):
                 **{name: inputs.get(name) for name in self._image_inputs},
             )
         )
-
-    def _entropy_mask(self, entropies: Tensor, mask: Tensor) -> Tensor | None:
-        if self.top_entropy_quantile >= 1.0:
-            return None
-        return self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
-
-    def _loss_weights(
-        self, inputs: dict[str, Any], logps: Tensor, old_logps: Tensor, mask: Tensor, entropy_mask: Tensor | None
-    ) -> Tensor | None:
-        """Product of the factors TRL puts on a token's policy loss, or None for all ones."""
-        factors = [inputs.get("importance_sampling_ratio")]
-        if self.off_policy_mask_threshold is not None:
-            advantages = inputs["advantages"]
-            factors.append(
-                self.get_off_policy_mask(
-                    advantages=advantages if advantages.dim() == 2 else advantages[:, None],
-                    per_token_logps=logps,
-                    sampling_per_token_logps=inputs.get("sampling_per_token_logps", old_logps),
-                    mask=mask,
-                    off_policy_threshold=self.off_policy_mask_threshold,
-                )
-            )
-        if entropy_mask is not None:
-            factors.append(entropy_mask)
-        weights: Tensor | None = None
-        for factor in factors:
-            if factor is not None:
-                weights = factor if weights is None else weights * factor
-        return None if weights is None else weights.expand_as(mask).detach()
 
     @property
     def accumulation_steps(self) -> int:
@@ -453,11 +433,6 @@ class PolicyTrainer(GRPOTrainer):
         if checkpoint is not None and os.path.exists(path):
             with open(path) as file:
                 self.kl_controller.load_state_dict(json.load(file))
-
-
-def _cut(advantages: Tensor, batch: dict[str, Any]) -> Tensor:
-    """Token advantages at the width of `batch`, which other ranks or generations may exceed; (B,) as they are."""
-    return advantages[:, : batch["completion_ids"].shape[1]] if advantages.dim() == 2 else advantages
 
 
 def _disable_functional_dropout(model: nn.Module) -> None:

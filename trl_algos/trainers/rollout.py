@@ -122,3 +122,8 @@ def local_rows(accelerator: Accelerator, x: Tensor) -> Tensor:
     rows = len(x) // accelerator.num_processes
     start = accelerator.process_index * rows
     return x[start : start + rows]
+
+
+def at_width_of(batch: dict[str, Any], advantages: Tensor) -> Tensor:
+    """Token advantages cut to the width of `batch`, which other ranks or generations may exceed; (B,) as they are."""
+    return advantages[:, : batch["completion_ids"].shape[1]] if advantages.dim() == 2 else advantages
