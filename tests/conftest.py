@@ -1,6 +1,8 @@
+import gc
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,15 @@ GOLDEN_FILE = Path(__file__).parent / "golden" / "policy_reference.json"
 def golden() -> dict[str, Any]:
     """Inputs and results of a reference implementation, as nested lists of float64 numbers; do not change them."""
     return json.loads(GOLDEN_FILE.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_garbage_collection() -> Iterator[None]:
+    """`Trainer.train` collects garbage, which takes half a second with all the modules loaded here."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,11 @@
 `ALGORITHMS`, against a step computed row by row without padding, masks or micro-batches.
 """
 
-import gc
 import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,15 +35,6 @@ SPLITS = [(8, 1, 1), (4, 2, 2), (2, 4, 4), (1, 8, 8), (4, 2, 1), (2, 4, 2), (2, 
 """(per_device_train_batch_size, gradient_accumulation_steps, steps_per_generation): 8 rows per optimizer step."""
 ALIGNED = [(4, 2, 2), (1, 8, 8)]
 """Splits besides (8, 1, 1) whose generation batch is an optimizer step, so that two passes over it are two steps."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_garbage_collection() -> Iterator[None]:
-    """`Trainer.train` collects garbage, which takes half a second with all the modules loaded here."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 # What is sampled
@@ -408,6 +398,7 @@ def test_the_rows_hold_every_special_case() -> None:
 @pytest.mark.parametrize(
     ("key", "split"),
     [(key, split) for key in ALGORITHMS for split in SPLITS if split[0] * split[2] >= group_size(key)],
+    ids=str,
 )
 def test_one_step_however_split(key: str, split: tuple[int, int, int], model_folder: str) -> None:
     assert_same_weights(weights_after(trainer(key, split, model_folder)), weights_by_hand(key))

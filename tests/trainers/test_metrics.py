@@ -1,9 +1,7 @@
 """What is logged, against loops over the rows of an optimizer step that was split into unequal micro-batches."""
 
-import gc
 import math
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,17 +15,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_algos.config import PolicyConfig
 from trl_algos.trainers import PolicyTrainer
 
-HOURGLASS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+DURATIONS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 """Logged durations."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_garbage_collection() -> Iterator[None]:
-    """`Trainer.train` collects garbage, which takes half a second with all the modules loaded here."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 # prompt -> (reward, tokens, ends with the end token) of its two completions
@@ -277,18 +266,18 @@ def test_kl_in_the_reward_is_logged_per_token(model_folder: str) -> None:
 def test_the_kl_controller_sees_the_kl_of_a_sequence(algorithm: str, model_folder: str) -> None:
     """Ziegler's rule by hand: coefficient · (1 + clip(KL / target - 1, ±0.2) · n / horizon), n sequences.
 
-    KL in the loss: k3 of the policy in training, over the 8 rows that it trains on. KL in the reward: k1 of the policy
-    that sampled, over all 10 rows, of which two have no token to charge.
+    KL in the loss: k3 of the policy in training. KL in the reward: k1 of the policy that sampled. Two of the ten rows
+    have no token to charge, and do not count.
     """
-    adaptive = {"kl_controller": "adaptive", "kl_target": 1.4, "kl_horizon": 50.0}
+    n, target = 8, {"grpo": 1.4, "rloo": 1.75}[algorithm]
+    adaptive = {"kl_controller": "adaptive", "kl_target": target, "kl_horizon": 50.0}
     made = trained(Recording, model_folder, algorithm=algorithm, beta=0.05, max_steps=2, **adaptive)
-    n = {"grpo": 8, "rloo": 10}[algorithm]
     coef, errors = 0.05, []
     for step, log in enumerate(made.state.log_history[:2]):
         assert log["policy/kl_coef"] == pytest.approx(coef, rel=1e-6)
         terms = [token["ref"] for row in tokens_of(made.recorded[5 * step :][:5]) for token in row]
         kl = sum(math.exp(-d) + d - 1 if algorithm == "grpo" else d for d in terms) / n
-        errors.append(min(max(kl / 1.4 - 1, -0.2), 0.2))
+        errors.append(min(max(kl / target - 1, -0.2), 0.2))
         coef *= 1 + errors[-1] * n / 50
     assert errors[0] == -0.2  # the policy is its reference at first
     assert 1e-3 < abs(errors[1]) < 0.2
@@ -311,7 +300,7 @@ def test_no_metric_depends_on_the_micro_batches(algorithm: str, split: tuple[int
             per_device_train_batch_size=rows,
             gradient_accumulation_steps=accumulation,
         )
-        logs.append([{k: v for k, v in log.items() if k not in HOURGLASS} for log in made.state.log_history])
+        logs.append([{k: v for k, v in log.items() if k not in DURATIONS} for log in made.state.log_history])
     for log, expected in zip(*logs, strict=True):
         assert log == pytest.approx(expected, rel=1e-5, abs=1e-5)
 

@@ -4,9 +4,8 @@ With one micro-batch per optimizer step, one process and no empty row TRL's divi
 independent reference for every algorithm that it knows.
 """
 
-import gc
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,15 +74,6 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 def never_scores(completions: list[str], **_: Any) -> list[float]:
     raise AssertionError("no completion is generated here")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_garbage_collection() -> Iterator[None]:
-    """`Trainer.train` collects garbage, which takes half a second with all the modules loaded here."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def common_settings(model_folder: str) -> dict[str, Any]:

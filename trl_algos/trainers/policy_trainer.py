@@ -278,8 +278,8 @@ class PolicyTrainer(GRPOTrainer):
         if rollout.kl is None:
             return
         self._metrics["train"]["kl"].append(masked_mean(rollout.kl, rollout.mask).item())
-        per_sequence = masked_sum(rollout.kl, rollout.mask, dim=1).mean()
-        self._update_kl_controller(per_sequence.item(), len(rollout))
+        rows = int(rollout.mask.any(dim=1).sum())  # a completion left out has no KL to speak of
+        self._update_kl_controller(masked_sum(rollout.kl, rollout.mask).item() / max(rows, 1), rows)
 
     def _update_kl_controller(self, kl_per_sequence: float, sequences: int) -> None:
         self._metrics["train"]["policy/kl_coef"].append(self.kl_controller.coef)
@@ -344,7 +344,7 @@ class PolicyTrainer(GRPOTrainer):
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * scores.aux_loss / self.accumulation_steps
         self._step_metrics.loss("total_loss", loss)
-        self._record(policy, scores, old_logps, kl, mask)
+        self._record(policy, scores, old_logps, kl, mask, inputs["advantages"])
         return loss
 
     def score(self, model: nn.Module, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
@@ -382,14 +382,25 @@ class PolicyTrainer(GRPOTrainer):
 
     # Metrics and state
 
-    def _record(self, policy: PolicyLoss, scores: Scores, old_logps: Tensor, kl: Tensor | None, mask: Tensor) -> None:
+    def _record(
+        self,
+        policy: PolicyLoss,
+        scores: Scores,
+        old_logps: Tensor,
+        kl: Tensor | None,
+        mask: Tensor,
+        advantages: Tensor,
+    ) -> None:
         """Collect the metrics of a micro-batch; at the end of the optimizer step reduce and keep them."""
         flags_rows = self.args.ratio_level == "sequence"
         record_loss(self._step_metrics, policy, scores.entropies, kl, mask, flags_rows)
         if scores.aux_loss is not None:
             self._step_metrics.mean("aux_loss", scores.aux_loss, 1.0)
-        log_ratio = (scores.logps.detach() - old_logps)[mask.bool()]
-        self._step_metrics.quantiles("policy/ratio", log_ratio.float().exp())
+        ratio = (scores.logps.detach() - old_logps).float().exp()
+        self._step_metrics.quantiles("policy/ratio", ratio[mask.bool()])
+        if self.args.surrogate == "cispo":  # TRL's: `clip_ratio/high_mean` counts either sign of the advantage
+            capped = (ratio > 1 + self.args.epsilon_high) & (advantages > 0).view(len(ratio), -1)
+            self._step_metrics.mean("cispo_clip_ratio", masked_mean(capped.float(), mask), mask.sum())
         if self.accelerator.sync_gradients or not self.model.training:
             self._finish_step(self._step_metrics.flush(self.accelerator))
 
