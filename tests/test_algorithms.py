@@ -61,7 +61,7 @@ def estimate(row: Algorithm, rewards: Tensor = REWARDS, mask: Tensor = MASK, gro
         "token_rewards": token_rewards(rewards, mask),
         "baselines": torch.full_like(rewards, 0.5),
     }
-    assert fields.keys() == set(ROLLOUT_FIELDS)
+    assert fields.keys() <= set(ROLLOUT_FIELDS)
     parameters = inspect.signature(row.advantage).parameters
     settings = {name: row.defaults[setting] for name, setting in SETTING_OF.items() if setting in row.defaults}
     settings |= {"k": 2} if "k" in parameters else {}

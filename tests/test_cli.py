@@ -59,7 +59,6 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     [
         (["trian", "recipe.yaml"], "'trian' is not a command; there are train, list"),
         (["recipe.yaml"], "'recipe.yaml' is not a command"),
-        (["--version"], "is not a command"),
         (["train"], "name a recipe"),
         (["train", "--beta", "0.1"], "name a recipe"),
         (["train", "--config"], "name a recipe"),

@@ -180,7 +180,7 @@ def test_every_surrogate_fits_grpo(surrogate: str):
 def test_other_part_alone(name: str, value: str):
     built, plain = config(**{name: value}), config()
     assert getattr(built, name) == value
-    for part in set(COMPONENTS) - {name, "kl_estimator" if value == "none" else name}:
+    for part in set(COMPONENTS) - {name, "kl_estimator" if value in ("none", "reward") else name}:
         assert getattr(built, part) == getattr(plain, part)
 
 
@@ -332,14 +332,14 @@ def test_edges_of_ranges():
     assert config(algorithm="cispo", epsilon=1.5).epsilon == 1.5  # no lower bound, as in the paper
     assert config(algorithm="gmpo", epsilon=1.5).epsilon == 1.5  # in log space
     assert config(algorithm="reinforce", gamma=0.0).gamma == 0.0
-    assert config(algorithm="pass_at_k", pass_k=8).pass_k == 8
+    assert config(algorithm="pass_at_k", pass_k=7).pass_k == 7
     assert config(top_entropy_quantile=1.0).top_entropy_quantile == 1.0
 
 
 @pytest.mark.parametrize("name", ["num_generations", "num_iterations", "max_completion_length", "pass_k"])
 def test_whole_numbers_become_integers(name: str):
     """They are counted with, by us and by TRL: `range(2.0)` is an error long after the config was accepted."""
-    value = getattr(config(algorithm="pass_at_k", **{name: 4.0}), name)
+    value = getattr(config(**({"algorithm": "pass_at_k"} if name == "pass_k" else {}), **{name: 4.0}), name)
     assert (value, type(value)) == (4, int)
 
 
@@ -437,8 +437,8 @@ def test_kl_resolves():
     assert (built.beta, built.kl_estimator) == (0.0, None)
     built = config(kl_controller="adaptive")
     assert (built.beta, built.kl_target, built.kl_horizon) == (0.04, 6.0, 10000.0)
-    built = config(algorithm="dapo", kl_placement="reward", beta=0.1)
-    assert built.kl_estimator == "k3"
+    assert config(algorithm="dapo", kl_placement="reward", beta=0.1).kl_estimator == "k1"
+    assert config(algorithm="dapo", kl_placement="loss", beta=0.1).kl_estimator == "k3"
 
 
 @pytest.mark.parametrize(("name", "value"), [("kl_estimator", "k2"), ("use_bias_correction_kl", True)])
@@ -706,3 +706,53 @@ def test_a_function_name_that_is_taken(part: dict[str, Any]):
 def test_rows_are_frozen():
     with pytest.raises(AttributeError):
         ALGORITHMS["grpo"].title = "x"  # type: ignore[misc]
+
+
+def test_a_ratio_of_another_level_brings_bounds_of_its_own_scale():
+    """GSPO's 3e-4 is for means over a sequence, 0.2 for single tokens."""
+    assert config(algorithm="gspo", ratio_level="token").epsilon == 0.2
+    assert config(algorithm="grpo", ratio_level="sequence").epsilon == 3e-4
+    assert config(algorithm="gspo", ratio_level="sequence_token").epsilon_high == 4e-4
+
+
+@pytest.mark.parametrize(("algorithm", "placement", "estimator"), [("rloo", "loss", "k3"), ("grpo", "reward", "k1")])
+def test_a_moved_kl_takes_the_estimator_of_its_new_place(algorithm: str, placement: str, estimator: str):
+    assert config(algorithm=algorithm, kl_placement=placement).kl_estimator == estimator
+
+
+def test_problems_of_every_kind_come_together():
+    with pytest.raises(ConfigError) as error:
+        config(algorithm="dapo", beta=0.1, loss_type="grpo", epsilon=-1, surrogate="clp", gamma=0.9)
+    named = [problem.split("`")[1] for problem in error.value.problems]
+    assert sorted(named) == ["beta", "epsilon", "gamma", "loss_type", "surrogate"]
+
+
+def test_rollout_fields_are_those_of_a_rollout():
+    from dataclasses import fields
+
+    from trl_algos import Rollout
+    from trl_algos.algorithms import ROLLOUT_FIELDS
+
+    properties = {name for name, value in vars(Rollout).items() if isinstance(value, property)}
+    assert set(ROLLOUT_FIELDS) == {f.name for f in fields(Rollout)} | properties - {"single_samples"}
+
+
+@pytest.mark.parametrize("k", [4, 5])
+def test_pass_at_k_needs_more_than_k_completions(k: int):
+    """Of k in a group of k there is one subset, and nothing to compare it with: every advantage would be 0."""
+    assert any("`pass_k`" in message for message in problems(algorithm="pass_at_k", num_generations=4, pass_k=k))
+
+
+@pytest.mark.parametrize("shaping", [{"overlong_buffer": 4}, {"kl_placement": "reward", "beta": 0.1}])
+def test_pass_at_k_takes_rewards_as_right_or_wrong(shaping: dict[str, Any]):
+    assert any("pass_at_k" in message for message in problems(algorithm="pass_at_k", **shaping))
+
+
+@pytest.mark.parametrize("settings", [{"num_iterations": 2}, {"steps_per_generation": 2}])
+def test_stale_completions_without_a_ratio_are_warned_of(settings: dict[str, Any]):
+    with pytest.warns(UserWarning, match="reinforce has no ratio"):
+        config(algorithm="rloo", **settings)
+
+
+def test_a_horizon_that_one_update_exceeds():
+    assert any("`kl_horizon`" in message for message in problems(kl_controller="adaptive", kl_horizon=1.0))

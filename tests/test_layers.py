@@ -17,8 +17,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_version": (set(), set()),
     "core": (set(), {"torch"}),
     "algorithms": ({"core"}, {"torch"}),
-    "config": ({"algorithms", "core"}, {"trl", "torch"}),
     "_compat": (set(), {"trl", "packaging"}),
+    "config": ({"_compat", "algorithms", "core"}, {"trl", "torch"}),
     "trainers": (
         {"core", "algorithms", "config", "_compat"},
         {"trl", "transformers", "accelerate", "torch"},
@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     # These two load what they need on use.
     "__init__": ({"_version", "algorithms", "config", "trainers"}, set()),
-    "cli": ({"algorithms", "config", "recipe", "recipe_file", "run", "data", "rewards", "plots"}, set()),
+    "cli": ({"_version", "algorithms", "config", "recipe", "recipe_file", "run", "data", "rewards", "plots"}, set()),
     "__main__": ({"cli"}, set()),
 }
 

@@ -110,3 +110,6 @@ def check_trl_version() -> None:
     installed = version("trl")
     if not SpecifierSet(TRL_RANGE).contains(Version(installed), prereleases=True):
         raise ImportError(f"trl_algos needs trl{TRL_RANGE}, found {installed}. Run: pip install 'trl{TRL_RANGE}'")
+
+
+check_trl_version()

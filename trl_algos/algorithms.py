@@ -22,7 +22,20 @@ from trl_algos.core.aggregation import AGGREGATIONS
 from trl_algos.core.kl import KL_ESTIMATORS
 from trl_algos.core.ratios import RATIO_LEVELS
 
-ROLLOUT_FIELDS = ("rewards", "groups", "lengths", "mask", "token_rewards", "baselines")
+ROLLOUT_FIELDS = (
+    "rewards",
+    "token_rewards",
+    "scores",
+    "scores_per_func",
+    "scorable",
+    "groups",
+    "lengths",
+    "length_penalty",
+    "mask",
+    "kl",
+    "kl_coef",
+    "baselines",
+)
 """Parameter names of an advantage function that the trainer fills from the rollout."""
 
 SETTING_OF_PARAMETER = {
@@ -69,7 +82,7 @@ class Algorithm:
         ratio_level: token, sequence or sequence_token.
         aggregation: how token losses become one number.
         kl_placement: none, loss or reward.
-        kl_estimator: estimator of KL(policy || reference).
+        kl_estimator: estimator of KL(policy || reference); empty for the usual one of its placement.
         defaults: config field -> the paper's value.
         differs: deviations from the paper, or what it leaves open.
     """
@@ -82,7 +95,7 @@ class Algorithm:
     ratio_level: str = "token"
     aggregation: str = "token_mean"
     kl_placement: str = "none"
-    kl_estimator: str = "k3"
+    kl_estimator: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     differs: str = ""
 
@@ -113,8 +126,11 @@ _ROW_CHOICES: Mapping[str, tuple[str, ...]] = {
     "ratio_level": RATIO_LEVELS,
     "aggregation": AGGREGATIONS,
     "kl_placement": KL_PLACEMENTS,
-    "kl_estimator": (*KL_ESTIMATORS, "full"),
+    "kl_estimator": ("", *KL_ESTIMATORS, "full"),
 }
+
+KL_ESTIMATOR_OF_PLACEMENT = {"loss": "k3", "reward": "k1"}
+"""What a placement other than the row's own is charged with: k1's gradient in a loss is 0 on average."""
 
 
 def advantage_needs(advantage: Callable[..., Tensor]) -> tuple[str, ...]:
@@ -209,6 +225,7 @@ for _row in (
         advantage=_GROUP,
         aggregation="seq_mean_token_mean",
         kl_placement="loss",
+        kl_estimator="k3",
         defaults={"epsilon": 0.2, "beta": 0.04, "advantage_eps": 1e-4},
         differs="the paper samples 64 completions per prompt; its std has no stated epsilon",
     ),
@@ -282,7 +299,6 @@ for _row in (
         advantage=_returns.discounted_returns,
         surrogate=_surrogates.reinforce,
         aggregation="seq_mean_token_sum",
-        kl_estimator="k1",
         defaults={"gamma": 1.0, "num_generations": 1},
         differs="no baseline and no KL; kl_placement: reward with a beta adds the penalty usual in RLHF",
     ),
@@ -386,11 +402,14 @@ for _row in (
     register(_row)
 
 
-def component_default(row: Algorithm, kind: str, component: Callable[..., Any], parameter: str, setting: str) -> Any:
+def component_default(
+    row: Algorithm, kind: str, component: Callable[..., Any], parameter: str, setting: str, ratio_level: str
+) -> Any:
     """Default of one setting of an advantage or surrogate function used by `row`.
 
     The row's own value counts only while the row's own component is in use: GSPO's epsilon means nothing to another
-    surrogate. Otherwise the first row built on the component says it. Last comes the function's own signature.
+    surrogate, nor to ratios of single tokens. Otherwise the first row built on the component says it. Last comes the
+    function's own signature.
 
     Args:
         row: the algorithm chosen.
@@ -398,12 +417,16 @@ def component_default(row: Algorithm, kind: str, component: Callable[..., Any], 
         component: the function in use.
         parameter: its parameter.
         setting: the config field that fills it.
+        ratio_level: the ratio level in use.
 
     Returns:
         The default, or `inspect.Parameter.empty` where nobody states one.
     """
     signature_default = _parameters(component)[parameter].default
-    owner = next((r for r in (row, *ALGORITHMS.values()) if getattr(r, kind) is component), None)
+    owners = [r for r in (row, *ALGORITHMS.values()) if getattr(r, kind) is component]
+    if kind == "surrogate":  # those whose ratios have the same scale come first
+        owners.sort(key=lambda r: (r.ratio_level == "token") != (ratio_level == "token"))
+    owner = next(iter(owners), None)
     return signature_default if owner is None else owner.defaults.get(setting, signature_default)
 
 

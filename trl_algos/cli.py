@@ -4,8 +4,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from trl_algos._version import __version__
+
 USAGE = """usage: trl-algos train RECIPE [--key value ...]   train as a recipe says; any setting can be overridden
-       trl-algos list                            the algorithms, with their papers and parts
+       trl-algos list [ALGORITHM ...]            the algorithms; of those named, their defaults too
+       trl-algos --version
 
 Also as `python -m trl_algos`, and under `accelerate launch -m trl_algos train RECIPE`."""
 
@@ -14,9 +17,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, or 2 with a message where the input cannot run."""
     words = list(sys.argv[1:] if argv is None else argv)
     commands = {"train": _train, "list": _list}
-    if not words or words[0] in ("-h", "--help"):
+    if not words or {"-h", "--help"} & set(words):
         _write(USAGE)
         return 0 if words else 2
+    if words[0] == "--version":
+        _write(__version__)
+        return 0
     if words[0] not in commands:
         return _refuse([f"{words[0]!r} is not a command; there are {', '.join(commands)}."])
     return commands[words[0]](words[1:])
@@ -57,15 +63,20 @@ def _recipe_path(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _list(words: list[str]) -> int:
-    if words:
-        return _refuse([f"list: takes no arguments, but got {' '.join(words)}."])
-    from trl_algos.algorithms import ALGORITHMS, table_cells
+    from trl_algos.algorithms import ALGORITHMS, COMMON_DEFAULTS, table_cells
 
-    for row in ALGORITHMS.values():
+    unknown = [word for word in words if word not in ALGORITHMS]
+    if unknown:
+        return _refuse([f"list: {', '.join(unknown)}: no such algorithm; there are {', '.join(ALGORITHMS)}."])
+    for row in [ALGORITHMS[word] for word in words] or ALGORITHMS.values():
         cells = table_cells(row)
         parts = " · ".join(cells[name] for name in ("advantage", "surrogate", "ratio", "aggregation"))
         _write(f"{row.key:<22} {row.title} ({row.paper})")
         _write(f"{'':<22} {parts} · KL {cells['KL']} · needs {cells['needs']}")
+        if words:
+            defaults = {**COMMON_DEFAULTS, **row.defaults}
+            _write(f"{'':<22} " + ", ".join(f"{name} {value}" for name, value in defaults.items()))
+            _write(f"{'':<22} Differs from the paper: {row.differs or 'none'}")
     return 0
 
 

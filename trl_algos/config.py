@@ -8,6 +8,7 @@ use raises: no setting is ever ignored. All problems of a config are reported to
 import difflib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -16,9 +17,11 @@ from typing import Any
 from torch import Tensor
 from trl import GRPOConfig
 
+from trl_algos import _compat  # noqa: F401 - refuses another TRL
 from trl_algos.algorithms import (
     ALGORITHMS,
     COMMON_DEFAULTS,
+    KL_ESTIMATOR_OF_PLACEMENT,
     KL_PLACEMENTS,
     SETTING_OF_PARAMETER,
     Algorithm,
@@ -141,7 +144,10 @@ class PolicyConfig(GRPOConfig):
         "seq_mean_token_sum_norm. The divisor spans the optimizer step over all ranks."
     )
     kl_placement: str | None = _unset("Where KL(policy || reference) is charged: none, loss or reward.")
-    kl_estimator: str | None = _unset("k1, abs, k2, k3, k1+, k3+ ('+': gradient of k2) or full (whole vocabulary).")
+    kl_estimator: str | None = _unset(
+        "k1, abs, k2, k3, k1+, k3+ ('+': gradient of k2) or full (whole vocabulary). In the loss k1 pulls nowhere on "
+        "average."
+    )
 
     # Settings of the parts
     advantage_eps: float | None = _unset("Added to the group's std when rewards are normalised.")
@@ -149,7 +155,9 @@ class PolicyConfig(GRPOConfig):
     pass_k: int | None = _unset("k of Pass@k training; at most num_generations.")
     gamma: float | None = _unset("Discount per generated token of the return.")
     epsilon: float | None = _unset("Lower clip range: ratios below 1 - epsilon (GMPO: log ratios below -epsilon).")
-    epsilon_high: float | None = _unset("Upper clip range: ratios above 1 + epsilon_high. Default: epsilon.")
+    epsilon_high: float | None = _unset(
+        "Upper clip range: ratios above 1 + epsilon_high. Default: the algorithm's, or epsilon."
+    )
     delta: float | None = _unset("Dual clip: bound on the ratio where the advantage is negative (its paper's c).")
     sapo_temperature_pos: float | None = _unset("SAPO gate temperature for positive advantages.")
     sapo_temperature_neg: float | None = _unset("SAPO gate temperature for other advantages.")
@@ -157,8 +165,8 @@ class PolicyConfig(GRPOConfig):
     # KL
     beta: float = _unset("KL coefficient. With 0 no reference model is loaded.")
     kl_controller: str | None = _unset("fixed, or adaptive: beta moves towards kl_target (1909.08593, section 2.2).")
-    kl_target: float | None = _unset("Adaptive controller: KL per sequence in nats to hold. Default: 6.")
-    kl_horizon: float | None = _unset("Adaptive controller: sequences over which beta adapts. Default: 10000.")
+    kl_target: float | None = _unset("Adaptive controller: KL per sequence in nats to hold.")
+    kl_horizon: float | None = _unset("Adaptive controller: sequences over which beta adapts.")
     use_bias_correction_kl: bool | None = _unset("Multiply the KL term in the loss by the ratio, as TRL does.")
 
     # Sampling and length
@@ -190,8 +198,6 @@ class PolicyConfig(GRPOConfig):
             raise ConfigError([unknown_name("algorithm", self.algorithm, ALGORITHMS), *problems])
         row = ALGORITHMS[self.algorithm]
         problems += self._resolve_components(row)
-        if problems:
-            raise ConfigError(problems)
         problems += self._resolve_settings(row)
         problems += self._resolve_kl(row)
         self._resolve_common(row)
@@ -203,6 +209,27 @@ class PolicyConfig(GRPOConfig):
         self.num_generations = _One() if generations == 1 else generations
         super().__post_init__()
         self.num_generations = generations
+        self._check_update_size()
+
+    def _check_update_size(self) -> None:
+        """Checks that need the sizes which TRL has worked out."""
+        stale = self.num_iterations > 1 or self.steps_per_generation > self.gradient_accumulation_steps
+        if self.surrogate == "reinforce" and stale:
+            warnings.warn(
+                "Surrogate reinforce has no ratio: with `num_iterations` above 1, or more `steps_per_generation` than "
+                "`gradient_accumulation_steps`, it trains on completions of an older policy as if they were its own.",
+                UserWarning,
+                stacklevel=4,
+            )
+        steps = max(self.steps_per_generation, self.gradient_accumulation_steps)
+        rows = self.per_device_train_batch_size * self.world_size * steps
+        if self.kl_horizon is not None and self.kl_horizon <= rows / 5:
+            raise ConfigError(
+                [
+                    f"`kl_horizon`: {self.kl_horizon!r} is too short for updates of {rows} completions: it must be "
+                    f"above {rows / 5:g}, or one update could turn `beta` negative."
+                ]
+            )
 
     @property
     def advantage_function(self) -> Callable[..., Tensor]:
@@ -241,18 +268,23 @@ class PolicyConfig(GRPOConfig):
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, Real) or isinstance(value, bool):
-                yield f"`{name}`: {value!r} is not a number; it must be {rule}."
-            elif not math.isfinite(value) or not holds(value):
-                yield f"`{name}`: {value!r} is out of range; it must be {rule}."
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or not holds(value):
+                state = "out of range" if number else "not a number"
+                yield f"`{name}`: {value!r} is {state}; it must be {rule}."
+                setattr(self, name, None)  # said once; the checks to come take the default
             elif rule is _COUNT[1]:
                 setattr(self, name, math.floor(value))
 
     def _resolve_components(self, row: Algorithm) -> Iterator[str]:
-        self._fill("advantage_estimator", component_name(row.advantage))
-        self._fill("surrogate", component_name(row.surrogate))
-        for name in ("ratio_level", "aggregation"):
-            self._fill(name, getattr(row, name))
+        own = {
+            "advantage_estimator": component_name(row.advantage),
+            "surrogate": component_name(row.surrogate),
+            "ratio_level": row.ratio_level,
+            "aggregation": row.aggregation,
+        }
+        for name, value in own.items():
+            self._fill(name, value)
         for name, allowed in (
             ("advantage_estimator", advantage_estimators()),
             ("surrogate", surrogates()),
@@ -262,6 +294,7 @@ class PolicyConfig(GRPOConfig):
         ):
             if getattr(self, name) not in allowed:
                 yield unknown_name(name, getattr(self, name), filter(None, allowed))
+                setattr(self, name, own.get(name))  # so that the checks to come find something
 
     def _fill(self, name: str, value: Any) -> None:
         if getattr(self, name) is None:
@@ -277,7 +310,7 @@ class PolicyConfig(GRPOConfig):
         wanted = [("advantage", advantage, p, s) for p, s in advantage_settings(advantage).items()]
         wanted += [("surrogate", surrogate, name, name) for name in surrogate_settings(surrogate)]
         for kind, function, parameter, setting in wanted:
-            default = component_default(row, kind, function, parameter, setting)
+            default = component_default(row, kind, function, parameter, setting, str(self.ratio_level))
             used.add(setting)
             if setting in own and getattr(self, setting) is None and default is not inspect.Parameter.empty:
                 setattr(self, setting, default)
@@ -307,7 +340,8 @@ class PolicyConfig(GRPOConfig):
         if not self.beta:
             self.kl_placement = "none"
             return
-        self._fill("kl_estimator", row.kl_estimator)
+        own = self.kl_placement == row.kl_placement and row.kl_estimator
+        self._fill("kl_estimator", own or KL_ESTIMATOR_OF_PLACEMENT[str(self.kl_placement)])
         if self.kl_controller == "adaptive":
             for name in ("kl_target", "kl_horizon"):
                 self._fill(name, row.defaults.get(name, COMMON_DEFAULTS[name]))
@@ -368,6 +402,20 @@ class PolicyConfig(GRPOConfig):
 
     def _combination_problems(self) -> Iterator[str]:
         """Combinations of valid parts that have no meaning."""
+        yield from self._advantage_problems()
+        yield from self._surrogate_problems()
+        if self.aggregation == "seq_mean_token_sum_norm" and self.max_completion_length is None:
+            yield "`max_completion_length`: not set, but `aggregation` seq_mean_token_sum_norm divides by it."
+        if self.vllm_importance_sampling_clip_min is not None and self.vllm_importance_sampling_mode in (
+            "token_truncate",
+            "sequence_truncate",
+        ):
+            yield (
+                f"`vllm_importance_sampling_clip_min`: {self.vllm_importance_sampling_clip_min!r} is not used by "
+                f"{self.vllm_importance_sampling_mode}, which caps from above only; use token_mask or sequence_mask."
+            )
+
+    def _advantage_problems(self) -> Iterator[str]:
         needs = advantage_needs(self.advantage_function)
         if "groups" in needs and self.num_generations < 2:
             yield (
@@ -375,10 +423,18 @@ class PolicyConfig(GRPOConfig):
                 f"{self.advantage_estimator!r}, whose baseline is the group; set at least 2, or an estimator without "
                 "groups (reinforce_pp, greedy_baseline, discounted_returns)."
             )
-        if self.pass_k is not None and self.pass_k > self.num_generations:
-            yield f"`pass_k`: {self.pass_k!r} is more than `num_generations` ({self.num_generations})."
-        if self.aggregation == "seq_mean_token_sum_norm" and self.max_completion_length is None:
-            yield "`max_completion_length`: not set, but `aggregation` seq_mean_token_sum_norm divides by it."
+        if self.pass_k is not None and self.pass_k >= self.num_generations:
+            yield (
+                f"`pass_k`: {self.pass_k!r} must be below `num_generations` ({self.num_generations}): a subset that "
+                "is the whole group leaves nothing to compare."
+            )
+        if self.advantage_estimator == "pass_at_k" and (self.overlong_buffer or self.kl_placement == "reward"):
+            yield (
+                "`advantage_estimator`: pass_at_k takes a reward above 0 for a right answer, which a KL or length "
+                "penalty in the reward would change; set `kl_placement` to loss or none, and `overlong_buffer` to 0."
+            )
+
+    def _surrogate_problems(self) -> Iterator[str]:
         if self.surrogate == "clip" and self.epsilon is not None and self.epsilon >= 1:
             yield f"`epsilon`: {self.epsilon!r} is out of range for surrogate clip; it must be below 1."
         if self.surrogate in ("reinforce", "gmpo") and self.ratio_level != "token":
@@ -398,12 +454,4 @@ class PolicyConfig(GRPOConfig):
             yield (
                 "`vllm_importance_sampling_mode`: token_mask drops single tokens, and gmpo has one term for a whole "
                 "completion; use sequence_mask or token_truncate."
-            )
-        if self.vllm_importance_sampling_clip_min is not None and self.vllm_importance_sampling_mode in (
-            "token_truncate",
-            "sequence_truncate",
-        ):
-            yield (
-                f"`vllm_importance_sampling_clip_min`: {self.vllm_importance_sampling_clip_min!r} is not used by "
-                f"{self.vllm_importance_sampling_mode}, which caps from above only; use token_mask or sequence_mask."
             )

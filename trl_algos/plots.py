@@ -37,11 +37,13 @@ def plot_run(log_history: list[dict[str, Any]], path: Path, title: str) -> None:
         for key in keys:
             points = _points(log_history, key)
             steps, values = [step for step, _ in points], [value for _, value in points]
-            axis.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=0.8)
-            axis.plot(steps, _smoothed(values), color="tab:blue", linewidth=1.6, label=key)
+            axis.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=0.8, label="logged")
+            axis.plot(steps, _smoothed(values), color="tab:blue", linewidth=1.6, label="smoothed")
         axis.set_title(name, fontsize=10)
         axis.grid(alpha=0.25)
         axis.set_xlabel("optimizer step", fontsize=9)
+    if panels:
+        axes[0, 0].legend(fontsize=8)
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

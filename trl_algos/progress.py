@@ -16,6 +16,7 @@ class ProgressBar(TrainerCallback):
         """Open the bar."""
         if state.is_world_process_zero:
             # A log file gets a line now and then, a terminal a moving bar.
+            self._shown: dict[str, str] = {}
             interval = 0.1 if sys.stderr.isatty() else 10.0
             self._bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", mininterval=interval)
 
@@ -27,9 +28,11 @@ class ProgressBar(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Show the latest figures."""
         if state.is_world_process_zero and hasattr(self, "_bar"):
-            shown = {name: f"{logs[key]:.3f}" for key, name in _SHOWN.items() if logs and logs.get(key) is not None}
-            if shown:
-                self._bar.set_postfix(shown, refresh=False)
+            # A step that only trains has no reward of its own: the last one stays.
+            self._shown |= {
+                name: f"{logs[key]:.3f}" for key, name in _SHOWN.items() if logs and logs.get(key) is not None
+            }
+            self._bar.set_postfix(self._shown, refresh=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""

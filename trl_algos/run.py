@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.util
+import inspect
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import get_last_checkpoint
 from trl import get_dataset, get_peft_config, get_quantization_config
 
 from trl_algos._version import __version__
@@ -34,6 +36,17 @@ from trl_algos.trainers import PolicyTrainer
 SUMMARY_FILE = "training_summary.json"
 PLOT_FILE = "reward.png"
 
+_REWARD_ARGUMENTS = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+)
+"""What TRL passes to every reward function, besides the columns of the data set."""
+
 _VERSIONS = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 
@@ -44,9 +57,11 @@ def train(recipe: Recipe) -> PolicyTrainer:
         ConfigError: model, data or rewards are not to be had.
     """
     run, args = recipe.run, recipe.policy
+    resume = _checkpoint(args.resume_from_checkpoint, args.output_dir)
     rewards = _reward_functions(recipe)
     train_dataset, test_dataset = _datasets(recipe)
-    model, resume = _model_path(recipe), _checkpoint(args.resume_from_checkpoint)
+    _check_columns(rewards, train_dataset.column_names)
+    model = _model_path(recipe)
     try:
         trainer = PolicyTrainer(
             model=model,
@@ -93,14 +108,37 @@ def _model_path(recipe: Recipe) -> str:
     return _found_model("model_name_or_path", name, kwargs["revision"], args.trust_remote_code)
 
 
-def _checkpoint(name: str | None) -> str | bool | None:
+def _checkpoint(name: str | None, output_dir: str) -> str | bool | None:
     """What to resume from: a folder, True for the latest in the output folder, or None."""
-    words: dict[str | None, bool | None] = {None: None, "true": True, "false": None}
-    if name in words:
-        return words[name]
+    if name in (None, "false"):
+        return None
+    if name == "true":
+        if not os.path.isdir(output_dir) or get_last_checkpoint(output_dir) is None:
+            raise ConfigError([f"`resume_from_checkpoint`: true, but there is no checkpoint in {output_dir}."])
+        return True
     if not os.path.isdir(str(name)):
         raise ConfigError([f"`resume_from_checkpoint`: {name!r} is not a folder; give one, or true for the latest."])
     return name
+
+
+def _check_columns(rewards: list[Any], columns: list[str] | None) -> None:
+    """Refuse a reward function that asks for a column which the data set has not.
+
+    Raises:
+        ConfigError: naming function, column and what there is.
+    """
+    given = {*_REWARD_ARGUMENTS, *(columns or ())}
+    problems = []
+    for function in filter(callable, rewards):
+        for name, parameter in inspect.signature(function).parameters.items():
+            required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+            if columns is not None and required and name not in given:
+                problems.append(
+                    f"`reward_funcs`: {function.__name__} needs a column {name!r}, but the data set has "
+                    f"{', '.join(columns)}."
+                )
+    if problems:
+        raise ConfigError(problems)
 
 
 def _found_model(key: str, name: str, revision: str, trust_remote_code: bool) -> str:
@@ -251,7 +289,12 @@ def _held_out_table(before: HeldOut, after: HeldOut, prompts: int) -> Table:
 
 
 def _last_log(trainer: PolicyTrainer) -> dict[str, Any]:
-    return next((entry for entry in reversed(trainer.state.log_history) if "reward" in entry), {})
+    """The last value of every metric: not each step generates, and so logs a reward."""
+    merged: dict[str, Any] = {}
+    for entry in trainer.state.log_history:
+        if "loss" in entry:
+            merged |= entry
+    return merged
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

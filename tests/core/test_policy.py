@@ -238,3 +238,12 @@ def test_errors_name_the_argument():
             policy_loss(x, x, x, x, weights=torch.zeros(shape))
     with pytest.raises(ValueError, match="`old_logps` must have the shape of `logps`"):
         policy_loss(x, x[:, :1], x, x)
+
+
+@pytest.mark.parametrize("surrogate", ["clip", "reinforce", "gmpo"])
+def test_a_batch_without_rows(surrogate: str) -> None:
+    """Nothing to learn from is a loss of 0, and metrics of 0."""
+    empty = torch.zeros(0, 3)
+    result = policy_loss(empty.requires_grad_(), empty, torch.zeros(0), empty, surrogate=surrogate)
+    assert result.loss == 0
+    assert all(value == 0 for value in result.metrics.values())

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from datasets import Dataset
 from peft import LoraConfig
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from trl_algos import PolicyConfig, PolicyTrainer
 
@@ -105,9 +107,7 @@ class TestUnscorable:
     @pytest.mark.parametrize("algorithm", ["grpo", "opo", "gpg", "pass_at_k", "reinforce_pp", "reinforce_pp_baseline"])
     def test_group_of_none_only(self, algorithm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         run = trainer(
-            config(
-                tmp_path, algorithm=algorithm, num_generations=4, **({} if algorithm in NO_BETA else {"beta": 0.0})
-            ),
+            config(tmp_path, algorithm=algorithm, num_generations=4, **WITHOUT_KL.get(algorithm, {"beta": 0.0})),
             reward=lambda completions, **kw: [None] * len(completions),
         )
         logging.getLogger("trl").propagate = True
@@ -121,7 +121,8 @@ class TestUnscorable:
         assert not [name for name, value in numbers.items() if value != value]
 
 
-NO_BETA = ("opo", "gpg", "pass_at_k")
+# Rows that have no KL to turn off, with what else they need in groups of four.
+WITHOUT_KL: dict[str, Settings] = {"opo": {}, "gpg": {}, "pass_at_k": {"pass_k": 2}}
 
 
 @pytest.mark.parametrize("algorithm", ["dapo", "gspo", "reinforce_pp", "gmpo"])
@@ -451,7 +452,7 @@ class TestEvaluation:
             num_generations=4,
             num_generations_eval=group,
             per_device_eval_batch_size=2,
-            **({} if algorithm in NO_BETA else {"beta": 0.0}),
+            **WITHOUT_KL.get(algorithm, {"beta": 0.0}),
         )
         run = trainer(args, eval_dataset=tiny.prompts(4))
         figures = run.evaluate()
@@ -523,3 +524,125 @@ def test_an_infinite_reward_is_refused_by_name(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="'broken_reward' returned an infinite reward"):
         trainer(config(tmp_path, algorithm="dapo", num_generations=2), reward=broken_reward).train()
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce_pp", "reinforce"])
+def test_token_rewards_are_there_when_the_kl_is_in_the_loss(algorithm: str, tmp_path: Path, model_folder: str) -> None:
+    args = config(tmp_path, algorithm=algorithm, num_generations=1, kl_placement="loss", kl_estimator="k2", beta=0.1)
+    assert change(trainer(args, model=model_folder)) > 1e-4
+
+
+def test_a_hook_that_returns_nan_is_named(tmp_path: Path) -> None:
+    class Broken(PolicyTrainer):
+        def estimate_advantages(self, rollout: Any) -> torch.Tensor:
+            return rollout.rewards * torch.nan
+
+    run = Broken(
+        tiny.llama(),
+        digits,
+        config(tmp_path, algorithm="dapo", num_generations=2),
+        train_dataset=tiny.prompts(8),
+        processing_class=tiny.tokenizer(),
+    )
+    with pytest.raises(FloatingPointError, match="`estimate_advantages`"):
+        run.train()
+
+
+def test_the_mean_length_penalty_counts_steps_without_one(tmp_path: Path) -> None:
+    """One completion at the limit in the first of two steps, none in the second."""
+    answers = {f"prompt {i}:": [[5, tiny.EOS], [5] * 4 if i < 2 else [6, tiny.EOS]] for i in range(4)}
+    args = config(
+        tmp_path,
+        algorithm="dapo",
+        num_generations=2,
+        max_completion_length=4,
+        overlong_buffer=1,
+        max_steps=2,
+        logging_steps=2,
+        shuffle_dataset=False,
+    )
+    run = trainer(args, rollout_func=tiny.fixed_rollout(answers), train_dataset=tiny.prompts(4))
+    run.train()
+    assert logged(run, "reward/overlong_penalty") == pytest.approx([-0.25])
+
+
+def test_klr_2_a_nan_kl_in_the_reward_surfaces(tmp_path: Path, model_folder: str) -> None:
+    """It must not pass for a completion that no function scored."""
+    run = trainer(config(tmp_path, algorithm="rloo", num_generations=2, beta=0.1), model=model_folder)
+    original = run._get_per_token_logps_and_entropies
+
+    def broken(model: Any, *args: Any, **kwargs: Any) -> Any:
+        logps, *rest = original(model, *args, **kwargs)
+        if model is run.ref_model:
+            logps[0, 0] = torch.nan
+        return logps, *rest
+
+    run._get_per_token_logps_and_entropies = broken
+    with pytest.raises(FloatingPointError, match="KL to the reference is NaN"):
+        run.train()
+
+
+def test_a_fixed_coefficient_is_a_setting_and_not_state(tmp_path: Path, model_folder: str) -> None:
+    """Resuming with another `beta` uses it."""
+
+    def run(beta: float, steps: int) -> PolicyTrainer:
+        settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": steps}
+        return trainer(
+            config(tmp_path, algorithm="grpo", num_generations=2, beta=beta, **settings), model=model_folder
+        )
+
+    run(0.04, 1).train()
+    resumed = run(0.5, 2)
+    resumed.train(resume_from_checkpoint=True)
+    assert logged(resumed, "policy/kl_coef")[-1] == 0.5
+
+
+def test_evaluation_logs_the_kl_of_the_reward(tmp_path: Path, model_folder: str) -> None:
+    args = config(tmp_path, algorithm="rloo", num_generations=2, beta=0.1)
+    figures = trainer(args, model=model_folder, eval_dataset=tiny.prompts(4)).evaluate()
+    assert figures["eval_kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_moe_loss_is_averaged_over_the_accumulation(accumulation: int, tmp_path: Path) -> None:
+    """Equal micro-batches have equal balancing losses, so the step's gradient does not depend on their number."""
+    torch.manual_seed(0)
+    moe = MixtralConfig(
+        vocab_size=258,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+        pad_token_id=tiny.PAD,
+    )
+    args = config(
+        tmp_path,
+        algorithm="dapo",
+        num_generations=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=1.0,
+        optim="sgd",
+        max_grad_norm=0.0,
+        lr_scheduler_type="constant",
+    )
+    run = trainer(
+        args,
+        reward=lambda completions, **kw: [1.0] * len(completions),  # no advantage: the router alone is trained
+        model=MixtralForCausalLM(moe),
+        train_dataset=Dataset.from_dict({"prompt": ["same:"] * 4}),
+        rollout_func=tiny.fixed_rollout({"same:": [[5, 6, 7, tiny.EOS]]}),
+    )
+    before = parameters(run)
+    run.train()
+    moved = {name: value - before[name] for name, value in parameters(run).items() if "gate" in name}
+    reference = MOE_CHANGE.setdefault("first", moved)
+    assert any(value.abs().max() > 1e-6 for value in moved.values())
+    torch.testing.assert_close(moved, reference, rtol=1e-5, atol=1e-8)
+
+
+MOE_CHANGE: dict[str, dict[str, torch.Tensor]] = {}

@@ -109,6 +109,8 @@ def test_off_1_weights_of_each_mode(mode: str, low: float | None, expected: list
     log = trainer.state.log_history[0]
     assert log["policy_loss"] == pytest.approx(-(weights * advantages[:, None]).sum().item() / 12, abs=1e-6)
     assert log["policy/ratio/max"] == pytest.approx(1.0, abs=1e-5)
+    for name, value in (("mean", weights.mean()), ("min", weights.min()), ("max", weights.max())):
+        assert log[f"sampling/importance_sampling_ratio/{name}"] == pytest.approx(value.item(), abs=1e-5)
 
 
 def test_engine_ratio_is_logged_apart_from_the_update_ratio(tmp_path: Path) -> None:
@@ -141,6 +143,9 @@ def test_dis_takes_its_ratio_to_the_engine(tmp_path: Path) -> None:
     assert log["policy_loss"] == pytest.approx(-(kept * advantages[:, None]).sum().item() / 12, abs=1e-5)
     assert log["clip_ratio/high_mean"] == pytest.approx(4 / 12)
     assert log["clip_ratio/low_mean"] == pytest.approx(2 / 12)
+    # On-policy, so the update ratio is 1: the mismatch shows where it belongs.
+    assert log["policy/ratio/max"] == pytest.approx(1.0, abs=1e-5)
+    assert log["sampling/engine_ratio/max"] == pytest.approx(8.0, rel=1e-4)
 
 
 def test_remax_asks_the_engine_for_greedy_tokens_and_puts_the_temperature_back(tmp_path: Path) -> None:

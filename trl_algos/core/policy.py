@@ -147,9 +147,14 @@ def _clip_metrics(terms: SurrogateTerms, mask: Tensor) -> dict[str, Tensor]:
         "clip_ratio/region_mean": _share(region, mask),
         "clip_ratio/dual_mean": _share(terms.dual, mask),
         # 0 stands in for empty rows in the maximum, 1 in the minimum: neither can become the extreme.
-        "clip_ratio/low_min": torch.where(occupied, low, 1.0).amin() * occupied.any(),
-        "clip_ratio/high_max": torch.where(occupied, high, 0.0).amax(),
+        "clip_ratio/low_min": _appended(torch.where(occupied, low, 1.0), 1.0).amin() * occupied.any(),
+        "clip_ratio/high_max": _appended(torch.where(occupied, high, 0.0), 0.0).amax(),
     }
+
+
+def _appended(x: Tensor, neutral: float) -> Tensor:
+    """`x` with one value more, so that a batch without rows has an extreme too."""
+    return torch.cat([x, x.new_full((1,), neutral)])
 
 
 def _share(flag: Tensor, mask: Tensor) -> Tensor:

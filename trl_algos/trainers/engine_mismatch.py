@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trl_algos.core import rollout_correction
+from trl_algos.core import masked_mean, rollout_correction
 from trl_algos.trainers.metrics import StepMetrics
 from trl_algos.trainers.rollout import loss_mask
 
@@ -22,21 +22,25 @@ CORRECTION_MODE = {
 
 
 def correct_engine_mismatch(trainer: "PolicyTrainer", output: dict[str, Any]) -> None:
-    """Replace TRL's engine weights in `output` by `rollout_correction`'s, and log quantiles of the engine ratio."""
+    """Replace TRL's engine weights in `output`, and its figures about them, by those of `rollout_correction`."""
     if "importance_sampling_ratio" not in output:
         return
     mask = loss_mask(output)
-    log_ratio = output["old_per_token_logps"] - output["sampling_per_token_logps"]
-    output["importance_sampling_ratio"] = rollout_correction(
-        log_ratio,
+    weights = rollout_correction(
+        output["old_per_token_logps"] - output["sampling_per_token_logps"],
         mask,
         CORRECTION_MODE[trainer.vllm_importance_sampling_mode],
         trainer.vllm_importance_sampling_clip_min,
         trainer.vllm_importance_sampling_clip_max,
     )
-    metrics = StepMetrics()
-    metrics.quantiles("sampling/engine_ratio", log_ratio[mask.bool() & ~log_ratio.isnan()].exp())
-    trainer.append_metrics(metrics.flush(trainer.accelerator))
+    output["importance_sampling_ratio"] = weights
+    metrics, unused = StepMetrics(), ~mask.bool()
+    metrics.mean("mean", masked_mean(weights, mask), mask.sum())
+    metrics.lowest("min", weights.masked_fill(unused, torch.inf).min())
+    metrics.highest("max", weights.masked_fill(unused, 0.0).max())
+    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    for name, value in metrics.flush(trainer.accelerator).items():
+        logged[f"sampling/importance_sampling_ratio/{name}"][-1:] = [value]
 
 
 def behaviour_logps(trainer: "PolicyTrainer", inputs: dict[str, Any], logps: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ must record the same names in the same order.
 """
 
 import math
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -134,12 +135,31 @@ def record_loss(
         metrics.count("sequences", rows)
 
 
-def rollout_metrics(rollout: Rollout, advantages: Tensor) -> dict[str, float]:
+def record_ratios(metrics: StepMetrics, inputs: dict[str, Any], logps: Tensor, mask: Tensor) -> None:
+    """Record quantiles of two ratios apart: of the update, and of the trainer to the engine that sampled.
+
+    Args:
+        metrics: where to.
+        inputs: the micro-batch; with `sampling_per_token_logps` where the engine reports its log-probs.
+        logps: (B, T) in nats, current policy, detached.
+        mask: (B, T), 1 = trained on.
+    """
+    old_logps = inputs.get("old_per_token_logps")
+    old_logps = logps if old_logps is None else old_logps
+    metrics.quantiles("policy/ratio", (logps - old_logps)[mask.bool()].float().exp())
+    engine_logps = inputs.get("sampling_per_token_logps")
+    if engine_logps is not None:
+        known = mask.bool() & ~engine_logps.isnan()
+        metrics.quantiles("sampling/engine_ratio", (old_logps - engine_logps)[known].float().exp())
+
+
+def rollout_metrics(rollout: Rollout, advantages: Tensor, length_shaping: bool) -> dict[str, float]:
     """Metrics of a rollout, which spans all ranks already.
 
     Args:
         rollout: what was sampled.
         advantages: (N,) or (N, T).
+        length_shaping: whether completions are punished for their length.
     """
     kept = advantages if advantages.dim() == 1 else advantages[rollout.mask.bool()]
     kept = kept if len(kept) else advantages.new_zeros(1)  # every completion was masked out
@@ -151,7 +171,7 @@ def rollout_metrics(rollout: Rollout, advantages: Tensor) -> dict[str, float]:
         "reward/unscorable": (~rollout.scorable).float().mean(),
         "sampling/generated_tokens": rollout.lengths.sum(),
     }
-    if rollout.length_penalty.any():
+    if length_shaping:
         values["reward/overlong_penalty"] = rollout.length_penalty.mean()
     if not rollout.single_samples:
         informative = informative_groups(rollout.scores - rollout.length_penalty, rollout.groups)

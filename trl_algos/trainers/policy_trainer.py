@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
-from trl_algos._compat import LOGPS_PARAMETERS, check_trl_version
+from trl_algos._compat import LOGPS_PARAMETERS
 from trl_algos.algorithms import ALGORITHMS, ROLLOUT_FIELDS, advantage_needs
 from trl_algos.config import PolicyConfig
 from trl_algos.core import (
@@ -29,17 +29,19 @@ from trl_algos.core import (
     PolicyLoss,
     aggregate_loss,
     aggregation_count,
+    masked_fill_zero,
     masked_mean,
     masked_sum,
     overlong_penalty,
     policy_loss,
 )
+from trl_algos.core.ratios import importance_log_ratio
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
 from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
 from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
-from trl_algos.trainers.metrics import StepMetrics, record_loss, rollout_metrics
+from trl_algos.trainers.metrics import StepMetrics, record_loss, record_ratios, rollout_metrics
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
 from trl_algos.trainers.rollout import (
     Rollout,
@@ -50,8 +52,6 @@ from trl_algos.trainers.rollout import (
     local_rows,
     loss_mask,
 )
-
-check_trl_version()
 
 KL_STATE_FILE = "kl_controller.json"
 
@@ -73,6 +73,7 @@ class PolicyTrainer(GRPOTrainer):
 
     _tag_names: ClassVar[list[str]] = ["trl", "trl-algos"]
     _name = "PolicyTrainer"
+    _paper: ClassVar[dict[str, str]] = {}  # not TRL's paper: each algorithm has its own
     _step: int  # TRL's count of micro-batches
 
     def __init__(
@@ -97,8 +98,6 @@ class PolicyTrainer(GRPOTrainer):
             kwargs["rollout_func"] = without_empty_completions(kwargs["rollout_func"])
         super().__init__(model, reward_funcs, args, **kwargs)
         self._name = self.algorithm.title
-        arxiv = self.algorithm.paper[:4].isdigit()
-        self._paper = {"title": self.algorithm.title, "id": self.algorithm.paper} if arxiv else {}
         # TRL's own advantages are replaced; "none" is the cheapest way through its code.
         self.scale_rewards = "none"
         self.multi_objective_aggregation = "sum_then_normalize"
@@ -210,8 +209,14 @@ class PolicyTrainer(GRPOTrainer):
                 f"`estimate_advantages` must return shape {tuple(rollout.scores.shape)} or "
                 f"{tuple(rollout.mask.shape)}, but returned {tuple(advantages.shape)}."
             )
-        scorable = rollout.scorable if advantages.dim() == 1 else rollout.scorable[:, None]
-        return torch.where(scorable, advantages, torch.zeros_like(advantages)).detach().float()
+        used = rollout.scorable if advantages.dim() == 1 else rollout.scorable[:, None] & rollout.mask.bool()
+        advantages = torch.where(used, advantages, torch.zeros_like(advantages)).detach().float()
+        if not advantages.isfinite().all():
+            raise FloatingPointError(
+                "`estimate_advantages` gave NaN or infinite advantages to completions that have a score. The cause is "
+                "the KL in the reward, where there is one, or the estimator."
+            )
+        return advantages
 
     def weighted_scores(self, scores_per_func: Tensor) -> Tensor:
         """(N,) weighted sum of (N, F) rewards over the functions that scored the row; NaN where none did."""
@@ -240,6 +245,8 @@ class PolicyTrainer(GRPOTrainer):
         else:
             advantages = self._finished_advantages(rollout)
             self._log_rollout(rollout, advantages)
+            if rollout.kl is not None:
+                self.append_metrics({"kl": masked_mean(rollout.kl, rollout.mask).item()})
             output["advantages"] = at_width_of(output, local_rows(self.accelerator, advantages))
         return output
 
@@ -250,6 +257,11 @@ class PolicyTrainer(GRPOTrainer):
         (scores_per_func, widths), generated = self._scored, self._generated_lengths
         penalty = self._length_penalty(gather_rows(self.accelerator, torch.tensor(widths, device=device)))
         kl = sampling_kl(self, output) if self._kl_in == "reward" else None
+        if kl is not None and not masked_fill_zero(kl, loss_mask(output)).isfinite().all():
+            raise FloatingPointError(
+                "The KL to the reference is NaN or infinite at a generated token: look at the dtype and weights of "
+                "the model and its reference."
+            )
         return Rollout(
             scores=self.weighted_scores(scores_per_func) + penalty,
             length_penalty=penalty,
@@ -308,7 +320,7 @@ class PolicyTrainer(GRPOTrainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         if rollout.single_samples:
             metrics.pop("frac_reward_zero_std", None)  # a group of one has no spread to speak of
-        self.append_metrics(rollout_metrics(rollout, advantages))
+        self.append_metrics(rollout_metrics(rollout, advantages, bool(self.args.overlong_buffer)))
         rows = advantages if advantages.dim() == 1 else masked_mean(advantages, rollout.mask, dim=1)
         logged = self._logs["advantages"]
         for _ in range(min(len(rows), len(logged))):
@@ -344,7 +356,7 @@ class PolicyTrainer(GRPOTrainer):
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * scores.aux_loss / self.accumulation_steps
         self._step_metrics.loss("total_loss", loss)
-        self._record(policy, scores, old_logps, kl, mask, inputs["advantages"])
+        self._record(policy, scores, old_logps, kl, mask, inputs)
         return loss
 
     def score(self, model: nn.Module, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
@@ -389,18 +401,19 @@ class PolicyTrainer(GRPOTrainer):
         old_logps: Tensor,
         kl: Tensor | None,
         mask: Tensor,
-        advantages: Tensor,
+        inputs: dict[str, Any],
     ) -> None:
         """Collect the metrics of a micro-batch; at the end of the optimizer step reduce and keep them."""
         flags_rows = self.args.ratio_level == "sequence"
         record_loss(self._step_metrics, policy, scores.entropies, kl, mask, flags_rows)
         if scores.aux_loss is not None:
             self._step_metrics.mean("aux_loss", scores.aux_loss, 1.0)
-        ratio = (scores.logps.detach() - old_logps).float().exp()
-        self._step_metrics.quantiles("policy/ratio", ratio[mask.bool()])
+        record_ratios(self._step_metrics, inputs, scores.logps.detach(), mask)
         if self.args.surrogate == "cispo":  # TRL's: `clip_ratio/high_mean` counts either sign of the advantage
-            capped = (ratio > 1 + self.args.epsilon_high) & (advantages > 0).view(len(ratio), -1)
-            self._step_metrics.mean("cispo_clip_ratio", masked_mean(capped.float(), mask), mask.sum())
+            log_ratio = importance_log_ratio(scores.logps.detach(), old_logps, mask, self.args.ratio_level)
+            positive = (inputs["advantages"] > 0).view(len(mask), -1)
+            capped = (log_ratio > math.log1p(self.args.epsilon_high)) & positive
+            self._step_metrics.mean("cispo_clip_ratio", masked_mean(capped.expand_as(mask).float(), mask), mask.sum())
         if self.accelerator.sync_gradients or not self.model.training:
             self._finish_step(self._step_metrics.flush(self.accelerator))
 
@@ -431,7 +444,7 @@ class PolicyTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.args.should_save:
+        if self.args.should_save and self.args.kl_controller == "adaptive":
             folder = os.path.join(
                 self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             )
@@ -441,7 +454,7 @@ class PolicyTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         path = os.path.join(checkpoint or "", KL_STATE_FILE)
-        if checkpoint is not None and os.path.exists(path):
+        if self.args.kl_controller == "adaptive" and os.path.exists(path):
             with open(path) as file:
                 self.kl_controller.load_state_dict(json.load(file))
 

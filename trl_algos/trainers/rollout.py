@@ -35,7 +35,8 @@ def loss_mask(batch: dict[str, Any]) -> Tensor:
 class Rollout:
     """Completions of one or more generation batches, over all ranks; every tensor is detached.
 
-    Its fields and properties are what the parameters of an advantage function may be named after.
+    Its fields and properties are what the parameters of an advantage function may be named after
+    (`trl_algos.algorithms.ROLLOUT_FIELDS`).
 
     Args:
         scores: (N,) float32, weighted sum of the reward functions plus length shaping; NaN = not scorable.
@@ -69,7 +70,7 @@ class Rollout:
     @property
     def token_rewards(self) -> Tensor:
         """(N, T) reward per token: -`kl_coef`·KL at each token, plus the score at the last one."""
-        return token_rewards(self.scores, self.mask, self.kl, self.kl_coef)
+        return token_rewards(self.scores, self.mask, self.kl, 0.0 if self.kl is None else self.kl_coef)
 
     @property
     def scorable(self) -> Tensor:
