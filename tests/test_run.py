@@ -138,3 +138,34 @@ def test_nothing_is_written_when_the_reward_is_not_to_be_had(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"reward_funcs.*none\.at_all"):
         train(recipe)
     assert not os.path.exists(folder)
+
+
+def test_the_latest_checkpoint_is_the_latest_whole_one(tmp_path: Path) -> None:
+    """A process killed while it saved leaves a newer folder without the state, which is written last."""
+    recipe = str(ROOT / "recipes/dapo.yaml")
+    words = [*SMALL, f"--output_dir={tmp_path}", "--use_peft=false"]
+    words = [word for word in words if not word.startswith(("--save_strategy", "--max_steps"))]
+    train(read_recipe(recipe, [*words, "--save_steps=1", "--max_steps=2"]))
+    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+    trainer = train(read_recipe(recipe, [*words, "--save_steps=5", "--max_steps=3", "--resume_from_checkpoint=true"]))
+    assert trainer.state.global_step == 3
+    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == [1, 2, 3]
+
+
+def test_there_is_no_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    recipe = read_recipe(
+        str(ROOT / "recipes/dapo.yaml"), [*SMALL, f"--output_dir={tmp_path}", "--resume_from_checkpoint=true"]
+    )
+    with pytest.raises(ConfigError, match="no whole checkpoint"):
+        train(recipe)
+
+
+def test_a_column_that_the_reward_asks_for_is_missing(tmp_path: Path) -> None:
+    words = [
+        *(w for w in SMALL if "reward" not in w),
+        "--reward_funcs=accuracy_reward",
+        f"--output_dir={tmp_path}/run",
+    ]
+    with pytest.raises(ConfigError, match="accuracy_reward needs a column 'solution'"):
+        train(read_recipe(str(ROOT / "recipes/dapo.yaml"), words))
+    assert not (tmp_path / "run").exists()

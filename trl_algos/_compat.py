@@ -29,6 +29,7 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
     "_save_checkpoint": ("self", "model", "trial"),
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),
+    "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
     "get_off_policy_mask": (
         "advantages",
         "per_token_logps",
@@ -82,6 +83,7 @@ GRPO_TRAINER_ATTRIBUTES = (
     "scale_rewards",
     "temperature",
     "top_entropy_quantile",
+    "train_dataset",
     "use_adaptive_entropy",
     "use_vllm",
     "vllm_generation",

@@ -9,6 +9,7 @@ parameters of a surrogate are settings, under the config's own names. So a new f
 """
 
 import inspect
+import keyword
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,8 +102,10 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Refuse a row that no trainer could run."""
-        if not self.key.isidentifier() or self.key != self.key.lower():
+        if not self.key.isidentifier() or self.key != self.key.lower() or keyword.iskeyword(self.key):
             raise ValueError(f"`key` must be a lower_snake name, but is {self.key!r}.")
+        if not (isinstance(self.paper, str) and self.paper):
+            raise ValueError(f"`paper` of {self.key!r} must say where it comes from, but is {self.paper!r}.")
         for name, choices in _ROW_CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(

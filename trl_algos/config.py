@@ -85,6 +85,8 @@ _REPLACED = {
 }
 """TRL fields that our loss replaces -> what to set instead."""
 
+_ENGINE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
 _AT_LEAST_ZERO = (lambda x: x >= 0, "at least 0")
 _ABOVE_ZERO = (lambda x: x > 0, "above 0")
 _COUNT = (lambda x: x >= 1 and x == int(x), "a whole number of at least 1")
@@ -108,6 +110,13 @@ _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_completion_length": _COUNT,
     "num_generations_eval": _COUNT,
     "learning_rate": _AT_LEAST_ZERO,
+    "max_grad_norm": _AT_LEAST_ZERO,
+    "top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
+    "per_device_train_batch_size": _COUNT,
+    "per_device_eval_batch_size": _COUNT,
+    "gradient_accumulation_steps": _COUNT,
+    "steps_per_generation": _COUNT,
+    "off_policy_mask_threshold": _AT_LEAST_ZERO,
     "temperature": _ABOVE_ZERO,
     "top_entropy_quantile": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
 }
@@ -272,7 +281,7 @@ class PolicyConfig(GRPOConfig):
             if not number or not math.isfinite(value) or not holds(value):
                 state = "out of range" if number else "not a number"
                 yield f"`{name}`: {value!r} is {state}; it must be {rule}."
-                setattr(self, name, None)  # said once; the checks to come take the default
+                setattr(self, name, _FIELD_DEFAULTS[name])  # said once; the checks to come take the default
             elif rule is _COUNT[1]:
                 setattr(self, name, math.floor(value))
 
@@ -406,6 +415,8 @@ class PolicyConfig(GRPOConfig):
         yield from self._surrogate_problems()
         if self.aggregation == "seq_mean_token_sum_norm" and self.max_completion_length is None:
             yield "`max_completion_length`: not set, but `aggregation` seq_mean_token_sum_norm divides by it."
+        if self.vllm_importance_sampling_mode not in _ENGINE_MODES:
+            yield unknown_name("vllm_importance_sampling_mode", self.vllm_importance_sampling_mode, _ENGINE_MODES)
         if self.vllm_importance_sampling_clip_min is not None and self.vllm_importance_sampling_mode in (
             "token_truncate",
             "sequence_truncate",
@@ -455,3 +466,6 @@ class PolicyConfig(GRPOConfig):
                 "`vllm_importance_sampling_mode`: token_mask drops single tokens, and gmpo has one term for a whole "
                 "completion; use sequence_mask or token_truncate."
             )
+
+
+_FIELD_DEFAULTS = {f.name: f.default for f in fields(PolicyConfig)}

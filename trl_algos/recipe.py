@@ -6,6 +6,7 @@ a field of one of the dataclasses, every value of its type; what is wrong is rep
 
 import difflib
 import enum
+import math
 import os
 import types
 import typing
@@ -107,7 +108,7 @@ def _build(arguments: dict[str, dict[str, Any]], problems: list[str]) -> Recipe:
             built[part] = cls(**arguments[part])
         except ConfigError as error:
             problems += error.problems
-        except (TypeError, ValueError) as error:  # TRL's and transformers' own checks
+        except Exception as error:  # TRL's and transformers' own checks raise whatever comes
             problems.append(str(error))
     if problems:
         raise ConfigError(problems)
@@ -201,7 +202,7 @@ def _coerce_scalar(annotation: Any, value: Any, text: str | None) -> Any:
         return _whole_number(value)
     if annotation is float:
         number = _number(value)
-        return _expect(number is not None, number, value, "a number")
+        return _expect(number is not None and math.isfinite(number), number, value, "a number")
     if annotation is str:
         holds = value is not None and (text is not None or not isinstance(value, list | dict))
         return _expect(holds, str(value) if text is None else text, value, "text")

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from transformers.trainer_utils import get_last_checkpoint
 from trl import get_dataset, get_peft_config, get_quantization_config
 
 from trl_algos._version import __version__
@@ -35,6 +34,8 @@ from trl_algos.trainers import PolicyTrainer
 
 SUMMARY_FILE = "training_summary.json"
 PLOT_FILE = "reward.png"
+
+_CHECKPOINT_STATE = "checkpoint-[0-9]*/trainer_state.json"
 
 _REWARD_ARGUMENTS = (
     "prompts",
@@ -72,7 +73,13 @@ def train(recipe: Recipe) -> PolicyTrainer:
             quantization_config=get_quantization_config(recipe.model),
             peft_config=get_peft_config(recipe.model),
         )
-    except (ImportError, TypeError, ValueError) as error:  # TRL's, PEFT's and transformers' checks of the settings
+        trainer.check_prompts()
+    except (
+        ImportError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:  # TRL's, PEFT's and transformers' checks of the settings
         raise ConfigError([str(error)]) from error
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
@@ -85,7 +92,7 @@ def train(recipe: Recipe) -> PolicyTrainer:
     after = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
     trainer.save_model(args.output_dir)
     if trainer.is_world_process_zero():
-        _report(trainer, recipe, before, after, seconds)
+        _report(trainer, recipe, len(held_out or ()), before, after, seconds)
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=run.dataset_name)
     trainer.end()
@@ -108,17 +115,29 @@ def _model_path(recipe: Recipe) -> str:
     return _found_model("model_name_or_path", name, kwargs["revision"], args.trust_remote_code)
 
 
-def _checkpoint(name: str | None, output_dir: str) -> str | bool | None:
-    """What to resume from: a folder, True for the latest in the output folder, or None."""
+def _checkpoint(name: str | None, output_dir: str) -> str | None:
+    """Folder to resume from: the one named, the latest in the output folder for "true", or None."""
     if name in (None, "false"):
         return None
     if name == "true":
-        if not os.path.isdir(output_dir) or get_last_checkpoint(output_dir) is None:
-            raise ConfigError([f"`resume_from_checkpoint`: true, but there is no checkpoint in {output_dir}."])
-        return True
+        return _latest_checkpoint(output_dir)
     if not os.path.isdir(str(name)):
         raise ConfigError([f"`resume_from_checkpoint`: {name!r} is not a folder; give one, or true for the latest."])
     return name
+
+
+def _latest_checkpoint(output_dir: str) -> str:
+    """The newest whole checkpoint: a killed process leaves one without the state, which is written last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    whole = {
+        int(path.parent.name.rpartition("-")[2]): path.parent for path in Path(output_dir).glob(_CHECKPOINT_STATE)
+    }
+    if not whole:
+        raise ConfigError([f"`resume_from_checkpoint`: true, but there is no whole checkpoint in {output_dir}."])
+    return str(whole[max(whole)])
 
 
 def _check_columns(rewards: list[Any], columns: list[str] | None) -> None:
@@ -249,7 +268,12 @@ def load_reward(name: str) -> RewardFunction:
 
 
 def _report(
-    trainer: PolicyTrainer, recipe: Recipe, before: HeldOut | None, after: HeldOut | None, seconds: float
+    trainer: PolicyTrainer,
+    recipe: Recipe,
+    prompts: int,
+    before: HeldOut | None,
+    after: HeldOut | None,
+    seconds: float,
 ) -> None:
     folder = Path(recipe.policy.output_dir)
     summary = {
@@ -257,7 +281,7 @@ def _report(
         "steps": trainer.state.global_step,
         "training_seconds": round(seconds, 1),
         "held_out": {
-            "prompts": recipe.run.held_out_prompts,
+            "prompts": prompts,
             "samples_per_prompt": recipe.run.held_out_samples,
             "before": before,
             "after": after,
@@ -271,7 +295,7 @@ def _report(
         plot_run(trainer.state.log_history, folder / PLOT_FILE, f"{recipe.policy.algorithm}: {folder.name}")
     console = Console()
     if before and after:
-        console.print(_held_out_table(before, after, recipe.run.held_out_prompts))
+        console.print(_held_out_table(before, after, prompts))
     console.print(
         f"Trained {trainer.state.global_step} steps in {seconds:.0f} s. Model, {SUMMARY_FILE} and plots: {folder}"
     )

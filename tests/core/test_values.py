@@ -194,3 +194,7 @@ class TestExplainedVariance:
     def test_shape(self):
         with pytest.raises(ValueError, match=r"`returns` must have the shape of `values`"):
             explained_variance(torch.ones(2, 3), torch.ones(2, 2), self.MASK)
+
+
+def test_explained_variance_of_nothing_is_zero():
+    assert explained_variance(torch.zeros(0, 3), torch.zeros(0, 3), torch.zeros(0, 3)) == 0

@@ -10,7 +10,7 @@ import tiny
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, TrainerCallback
 
 from trl_algos import PolicyConfig, PolicyTrainer
 
@@ -646,3 +646,63 @@ def test_the_moe_loss_is_averaged_over_the_accumulation(accumulation: int, tmp_p
 
 
 MOE_CHANGE: dict[str, dict[str, torch.Tensor]] = {}
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+def test_a_step_without_a_trained_token_leaves_the_adaptive_coefficient_alone(
+    placement: str, tmp_path: Path, model_folder: str
+) -> None:
+    args = config(
+        tmp_path,
+        algorithm="grpo",
+        num_generations=2,
+        kl_placement=placement,
+        kl_controller="adaptive",
+        beta=0.1,
+        mask_truncated_completions=True,
+    )
+    rollout = tiny.fixed_rollout({f"prompt {i}:": [[5, 6], [7, 8]] for i in range(8)})
+    run = trainer(args, model=model_folder, rollout_func=rollout)
+    assert change(run) == 0.0
+    assert run.kl_controller.coef == 0.1
+
+
+def test_evaluation_within_a_step_leaves_its_metrics_alone(tmp_path: Path) -> None:
+    class EvaluateBetween(TrainerCallback):
+        def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+            run.evaluate()
+
+    def steps(callbacks: list[TrainerCallback]) -> PolicyTrainer:
+        args = config(
+            tmp_path,
+            algorithm="dapo",
+            num_generations=2,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+        )
+        rollout = tiny.fixed_rollout({f"prompt {i}:": [[5, 6, 7], [50 + i, tiny.EOS]] for i in range(8)})
+        return trainer(args, rollout_func=rollout, callbacks=callbacks, eval_dataset=tiny.prompts(2))
+
+    plain = steps([])
+    plain.train()
+    run = steps([EvaluateBetween()])
+    run.train()
+    for name in ("policy_loss", "policy/learned_tokens", "entropy"):
+        assert logged(run, name) == pytest.approx(logged(plain, name), abs=1e-6)
+
+
+def test_a_data_set_that_fills_no_generation_batch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 1 prompts, but one generation batch takes 2"):
+        trainer(config(tmp_path, algorithm="dapo", num_generations=2), train_dataset=tiny.prompts(1)).train()
+
+
+@pytest.mark.parametrize("returned", [None, [0.0] * 4, torch.zeros(3)])
+def test_a_hook_that_returns_something_else_is_told_what_to_return(returned: Any, tmp_path: Path) -> None:
+    class Odd(PolicyTrainer):
+        def estimate_advantages(self, rollout: Any) -> Any:
+            return returned
+
+    args = config(tmp_path, algorithm="gspo", num_generations=2)
+    run = Odd(tiny.llama(), digits, args, train_dataset=tiny.prompts(8), processing_class=tiny.tokenizer())
+    with pytest.raises(ValueError, match=r"must return a tensor of shape \(4,\), not"):
+        run.train()

@@ -31,7 +31,7 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, estimator: str) -> Tensor:
 
     Returns:
         Shape of `logps`, float32 or float64, to be minimised; k1 and k1+ have either sign, the others are >= 0 up
-        to rounding. There is no mask: select afterwards with `where`.
+        to rounding. There is no mask: fill masked places of both inputs before, since NaN has a NaN gradient.
 
     Raises:
         ValueError: the shapes differ or the estimator is unknown.

@@ -74,6 +74,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     check_same_shape(values=values, returns=returns, mask=mask)
     target = at_least_float32(returns.detach())
     residual = target - at_least_float32(values.detach())
+    if target.numel() == 0:
+        return target.new_zeros(())
     highest = torch.where(mask.bool(), target, -torch.inf).amax()
     lowest = torch.where(mask.bool(), target, torch.inf).amin()
     spread = masked_var(target, mask)

@@ -12,10 +12,11 @@ To change the advantage in a subclass, override `estimate_advantages`; to add an
 import inspect
 import json
 import math
-import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from accelerate.logging import get_logger
 from torch import Tensor, nn
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
@@ -54,6 +55,8 @@ from trl_algos.trainers.rollout import (
 )
 
 KL_STATE_FILE = "kl_controller.json"
+
+logger = get_logger(__name__)
 
 
 class PolicyTrainer(GRPOTrainer):
@@ -115,10 +118,25 @@ class PolicyTrainer(GRPOTrainer):
             for name in inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
             if name not in LOGPS_PARAMETERS
         ]
-        self._step_metrics = StepMetrics()
+        # Apart, since evaluation may come in the middle of an optimizer step.
+        self._step_metrics = {"train": StepMetrics(), "eval": StepMetrics()}
         self._window_batches: list[Any] = []
         self._window: list[dict[str, Any]] = []
         self._rollouts: list[Rollout] = []
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's training, which would run for 0 steps and say nothing where there are too few prompts."""
+        self.check_prompts()
+        return super().train(*args, **kwargs)
+
+    def check_prompts(self) -> None:
+        """Raise `ValueError` where the training data cannot fill one generation batch."""
+        needed = self.args.generation_batch_size // self.num_generations
+        if hasattr(self.train_dataset, "__len__") and len(self.train_dataset) < needed:
+            raise ValueError(
+                f"`train_dataset` has {len(self.train_dataset)} prompts, but one generation batch takes {needed}: "
+                "per_device_train_batch_size x steps_per_generation x processes / num_generations. Lower one of them."
+            )
 
     # 1. The optimizer window
 
@@ -204,10 +222,13 @@ class PolicyTrainer(GRPOTrainer):
 
     def _finished_advantages(self, rollout: Rollout) -> Tensor:
         advantages = self.estimate_advantages(rollout)
-        if advantages.shape not in (rollout.scores.shape, rollout.mask.shape):
+        shapes = [tuple(rollout.scores.shape)]
+        if self.args.ratio_level != "sequence":  # which has one ratio for one advantage
+            shapes.append(tuple(rollout.mask.shape))
+        if not isinstance(advantages, Tensor) or tuple(advantages.shape) not in shapes:
+            got = tuple(advantages.shape) if isinstance(advantages, Tensor) else type(advantages).__name__
             raise ValueError(
-                f"`estimate_advantages` must return shape {tuple(rollout.scores.shape)} or "
-                f"{tuple(rollout.mask.shape)}, but returned {tuple(advantages.shape)}."
+                f"`estimate_advantages` must return a tensor of shape {' or '.join(map(str, shapes))}, not {got}."
             )
         used = rollout.scorable if advantages.dim() == 1 else rollout.scorable[:, None] & rollout.mask.bool()
         advantages = torch.where(used, advantages, torch.zeros_like(advantages)).detach().float()
@@ -317,7 +338,7 @@ class PolicyTrainer(GRPOTrainer):
 
     def _log_rollout(self, rollout: Rollout, advantages: Tensor) -> None:
         """Log what was sampled, and our advantages in the place of TRL's in its table of completions."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics = self._metrics[self._mode]
         if rollout.single_samples:
             metrics.pop("frac_reward_zero_std", None)  # a group of one has no spread to speak of
         self.append_metrics(rollout_metrics(rollout, advantages, bool(self.args.overlong_buffer)))
@@ -355,7 +376,7 @@ class PolicyTrainer(GRPOTrainer):
             loss = loss - entropy_bonus(self, inputs, scores.entropies, mask, entropy_mask)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * scores.aux_loss / self.accumulation_steps
-        self._step_metrics.loss("total_loss", loss)
+        self._step_metrics[self._mode].loss("total_loss", loss)
         self._record(policy, scores, old_logps, kl, mask, inputs)
         return loss
 
@@ -377,6 +398,10 @@ class PolicyTrainer(GRPOTrainer):
                 **{name: inputs.get(name) for name in self._image_inputs},
             )
         )
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
 
     @property
     def accumulation_steps(self) -> int:
@@ -404,18 +429,19 @@ class PolicyTrainer(GRPOTrainer):
         inputs: dict[str, Any],
     ) -> None:
         """Collect the metrics of a micro-batch; at the end of the optimizer step reduce and keep them."""
+        metrics = self._step_metrics[self._mode]
         flags_rows = self.args.ratio_level == "sequence"
-        record_loss(self._step_metrics, policy, scores.entropies, kl, mask, flags_rows)
+        record_loss(metrics, policy, scores.entropies, kl, mask, flags_rows)
         if scores.aux_loss is not None:
-            self._step_metrics.mean("aux_loss", scores.aux_loss, 1.0)
-        record_ratios(self._step_metrics, inputs, scores.logps.detach(), mask)
+            metrics.mean("aux_loss", scores.aux_loss, 1.0)
+        record_ratios(metrics, inputs, scores.logps.detach(), mask)
         if self.args.surrogate == "cispo":  # TRL's: `clip_ratio/high_mean` counts either sign of the advantage
             log_ratio = importance_log_ratio(scores.logps.detach(), old_logps, mask, self.args.ratio_level)
             positive = (inputs["advantages"] > 0).view(len(mask), -1)
             capped = (log_ratio > math.log1p(self.args.epsilon_high)) & positive
-            self._step_metrics.mean("cispo_clip_ratio", masked_mean(capped.expand_as(mask).float(), mask), mask.sum())
+            metrics.mean("cispo_clip_ratio", masked_mean(capped.expand_as(mask).float(), mask), mask.sum())
         if self.accelerator.sync_gradients or not self.model.training:
-            self._finish_step(self._step_metrics.flush(self.accelerator))
+            self._finish_step(metrics.flush(self.accelerator))
 
     def _finish_step(self, values: dict[str, float]) -> None:
         """Keep the metrics of a finished optimizer step; stop before a step on a loss that is not finite."""
@@ -433,30 +459,31 @@ class PolicyTrainer(GRPOTrainer):
                 "updated. A log-prob of a trained token is NaN or infinite: lower `learning_rate`, or look at the "
                 "model's dtype."
             )
-        if kl_per_sequence is not None:
+        if kl_per_sequence is not None and sequences:
             self._update_kl_controller(kl_per_sequence, round(sequences))
 
     def append_metrics(self, values: dict[str, float]) -> None:
         """Keep metrics until TRL logs their mean."""
-        mode = "train" if self.model.training else "eval"
         for name, value in values.items():
-            self._metrics[mode][name].append(value)
+            self._metrics[self._mode][name].append(value)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
         if self.args.should_save and self.args.kl_controller == "adaptive":
-            folder = os.path.join(
-                self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            )
-            with open(os.path.join(folder, KL_STATE_FILE), "w") as file:
-                json.dump(self.kl_controller.state_dict(), file)
+            # First, so that a checkpoint which TRL has completed holds it.
+            folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / KL_STATE_FILE).write_text(json.dumps(self.kl_controller.state_dict()))
+        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        path = os.path.join(checkpoint or "", KL_STATE_FILE)
-        if self.args.kl_controller == "adaptive" and os.path.exists(path):
-            with open(path) as file:
-                self.kl_controller.load_state_dict(json.load(file))
+        if checkpoint is None or self.args.kl_controller != "adaptive":
+            return
+        path = Path(checkpoint, KL_STATE_FILE)
+        if path.exists():
+            self.kl_controller.load_state_dict(json.loads(path.read_text()))
+        else:
+            logger.warning(f"{checkpoint} has no {KL_STATE_FILE}: the KL coefficient starts from `beta` again.")
 
 
 def _disable_functional_dropout(model: nn.Module) -> None:

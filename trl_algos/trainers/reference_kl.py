@@ -27,7 +27,9 @@ def loss_kl(
     if scores.logits is not None:
         kl = full_kl(scores.logits, reference_logits(trainer, inputs))
     else:
-        kl = kl_estimate(scores.logps, inputs["ref_per_token_logps"], args.kl_estimator)
+        # Filled before: an estimate of NaN has a NaN gradient even where it is dropped afterwards.
+        logps, ref_logps = (masked_fill_zero(x, mask) for x in (scores.logps, inputs["ref_per_token_logps"]))
+        kl = kl_estimate(logps, ref_logps, args.kl_estimator)
     if args.use_bias_correction_kl:
         kl = kl * importance_log_ratio(scores.logps, old_logps, mask, args.ratio_level).exp()
     return kl
