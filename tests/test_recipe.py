@@ -521,3 +521,22 @@ def test_the_algorithm_of_a_recipe_alone(read: typing.Callable[..., Recipe], key
     assert isinstance(recipe.policy, PolicyConfig)
     assert isinstance(recipe.run, RunArguments)
     assert recipe.policy.algorithm == key
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("datasets: abc", "block"),
+        ("datasets: [1]", "block"),
+        ("datasets:\n- pth: x", "there is no pth in it"),
+        ("datasets:\n- split: train", "path"),
+        ("parallelism_config: abc", "block"),
+        ("optim: sdg", "sgd"),
+        ("save_strategy: stps", "steps"),
+        ("lr_scheduler_type: linaer", "linear"),
+    ],
+)
+def test_blocks_and_names_are_checked_by_field(problems: typing.Callable[..., list[str]], text: str, says: str):
+    (message,) = problems(f"algorithm: grpo\n{text}")
+    assert f"`{text.partition(':')[0]}`" in message
+    assert says in message

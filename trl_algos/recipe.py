@@ -11,7 +11,7 @@ import os
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -172,7 +172,23 @@ def coerce(annotation: Any, value: Any, text: str | None = None) -> Any:
         return [coerce(arguments[0], item) for item in items]
     if annotation is dict or origin is dict:
         return _expect(isinstance(value, dict), value, value, "a block of `name: value` lines")
+    if is_dataclass(annotation):
+        return _coerce_block(annotation, value)
     return _coerce_scalar(annotation, value, text)
+
+
+def _coerce_block(cls: Any, value: Any) -> Any:
+    """A nested dataclass, such as one entry of `datasets`, from a block of its fields."""
+    _expect(isinstance(value, dict), None, value, "a block of `name: value` lines")
+    hints = typing.get_type_hints(cls)
+    own = {f.name for f in fields(cls) if f.init}
+    unknown = [str(name) for name in value if name not in own]
+    if unknown:
+        raise ValueError(f"there is no {', '.join(unknown)} in it; it can hold {', '.join(sorted(own))}.")
+    try:
+        return cls(**{name: coerce(hints[name], item) for name, item in value.items()})
+    except TypeError as error:  # a field without a default is missing
+        raise ValueError(str(error).partition("() ")[2] + ".") from error
 
 
 def _expect(holds: bool, result: Any, value: Any, allowed: str) -> Any:
@@ -185,8 +201,9 @@ def _coerce_union(members: tuple[Any, ...], value: Any, text: str | None) -> Any
     if value is None and type(None) in members:
         return None
     members = tuple(member for member in members if member is not type(None))
-    # A text such as "0.1" suits float and str alike: the stricter member is asked first.
-    for member in sorted(members, key=lambda m: (m is str, isinstance(m, type) and issubclass(m, enum.Enum))):
+    names = tuple(member for member in members if isinstance(member, type) and issubclass(member, enum.Enum))
+    # `SomeEnum | str` stands for the enum's names. A text such as "0.1" suits float and str: the stricter comes first.
+    for member in names or sorted(members, key=lambda m: m is str):
         try:
             return coerce(member, value, text)
         except (TypeError, ValueError) as error:

@@ -62,25 +62,7 @@ def train(recipe: Recipe) -> PolicyTrainer:
     rewards = _reward_functions(recipe)
     train_dataset, test_dataset = _datasets(recipe)
     _check_columns(rewards, train_dataset.column_names)
-    model = _model_path(recipe)
-    try:
-        trainer = PolicyTrainer(
-            model=model,
-            reward_funcs=rewards,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=test_dataset if args.eval_strategy != "no" else None,
-            quantization_config=get_quantization_config(recipe.model),
-            peft_config=get_peft_config(recipe.model),
-        )
-        trainer.check_prompts()
-    except (
-        ImportError,
-        OSError,
-        TypeError,
-        ValueError,
-    ) as error:  # TRL's, PEFT's and transformers' checks of the settings
-        raise ConfigError([str(error)]) from error
+    trainer = _trainer(recipe, rewards, train_dataset, test_dataset)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ProgressBar())
@@ -96,6 +78,25 @@ def train(recipe: Recipe) -> PolicyTrainer:
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=run.dataset_name)
     trainer.end()
+    return trainer
+
+
+def _trainer(recipe: Recipe, rewards: list[Any], train_dataset: Any, test_dataset: Any) -> PolicyTrainer:
+    model, args = _model_path(recipe), recipe.policy
+    try:
+        trainer = PolicyTrainer(
+            model=model,
+            reward_funcs=rewards,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=test_dataset if args.eval_strategy != "no" else None,
+            quantization_config=get_quantization_config(recipe.model),
+            peft_config=get_peft_config(recipe.model),
+        )
+        trainer.check_prompts()
+    # What TRL, PEFT and transformers raise when they check settings.
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError([str(error)]) from error
     return trainer
 
 
