@@ -122,7 +122,7 @@ def test_a_resolved_config_builds_the_same_config_again(key: str):
         ("remax", "num_generations", 8),  # the common default, which the row replaces
         ("dapo", "overlong_buffer", 0),
         ("dapo", "overlong_penalty_factor", 0.5),
-        ("dis", "vllm_importance_sampling_correction", True),
+        ("dis", "ratio_reference", "policy"),
         ("sapo", "sapo_temperature_neg", 1.0),
         ("pass_at_k", "pass_k", 1),
         ("grpo", "advantage_eps", 0.0),
@@ -756,3 +756,10 @@ def test_stale_completions_without_a_ratio_are_warned_of(settings: dict[str, Any
 
 def test_a_horizon_that_one_update_exceeds():
     assert any("`kl_horizon`" in message for message in problems(kl_controller="adaptive", kl_horizon=1.0))
+
+
+def test_the_engine_is_corrected_for_once():
+    """DIS takes its ratio to the engine; weights for the same mismatch would count it twice."""
+    assert any("`ratio_reference`" in m for m in problems(algorithm="dis", vllm_importance_sampling_correction=True))
+    weighted = config(algorithm="dis", ratio_reference="policy", vllm_importance_sampling_correction=True)
+    assert weighted.vllm_importance_sampling_correction

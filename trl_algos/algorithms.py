@@ -47,6 +47,7 @@ SETTING_OF_PARAMETER = {
 }
 """Parameter name of an advantage function -> config field that fills it."""
 
+RATIO_REFERENCES = ("policy", "engine")
 KL_PLACEMENTS = ("none", "loss", "reward")
 
 COMMON_DEFAULTS: Mapping[str, Any] = {
@@ -57,6 +58,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = {
     "disable_dropout": True,
     "use_bias_correction_kl": False,
     "vllm_importance_sampling_correction": True,
+    "ratio_reference": "policy",
     "kl_controller": "fixed",
     "kl_target": 6.0,
     "kl_horizon": 10000.0,
@@ -396,6 +398,7 @@ for _row in (
             "epsilon": 0.3,
             "epsilon_high": 5.0,
             "advantage_eps": 1e-4,
+            "ratio_reference": "engine",
             "vllm_importance_sampling_correction": False,
         },
         differs="the ratio is taken to the engine's own log-probs where it returns them; the bounds 0.3 and 5.0 are "

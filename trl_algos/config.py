@@ -23,6 +23,7 @@ from trl_algos.algorithms import (
     COMMON_DEFAULTS,
     KL_ESTIMATOR_OF_PLACEMENT,
     KL_PLACEMENTS,
+    RATIO_REFERENCES,
     SETTING_OF_PARAMETER,
     Algorithm,
     advantage_estimators,
@@ -133,8 +134,8 @@ class PolicyConfig(GRPOConfig):
 
     Args:
         algorithm: key of a row of `trl_algos.ALGORITHMS`. The other fields left None follow from it.
-        advantage_estimator, surrogate, ratio_level, aggregation, kl_placement, kl_estimator: parts of the objective,
-            each of which can be exchanged on its own.
+        advantage_estimator, surrogate, ratio_level, ratio_reference, aggregation, kl_placement, kl_estimator: parts of
+            the objective, each of which can be exchanged on its own.
 
     Raises:
         ConfigError: with every problem found, when the config is built.
@@ -148,6 +149,10 @@ class PolicyConfig(GRPOConfig):
     advantage_estimator: str | None = _unset("Advantage estimator, e.g. group_normalized. Default: the algorithm's.")
     surrogate: str | None = _unset("Policy loss per token: clip, cispo, sapo, gmpo, dis or reinforce.")
     ratio_level: str | None = _unset("Importance ratio per token, sequence or sequence_token (GSPO-token).")
+    ratio_reference: str | None = _unset(
+        "What the ratio is taken to: policy, as it was before the update, or engine, the log-probs that the rollout "
+        "engine reports (the policy's where it reports none)."
+    )
     aggregation: str | None = _unset(
         "How token losses are averaged: token_mean, seq_mean_token_mean, seq_mean_token_sum or "
         "seq_mean_token_sum_norm. The divisor spans the optimizer step over all ranks."
@@ -388,6 +393,7 @@ class PolicyConfig(GRPOConfig):
             "disable_dropout",
             "use_bias_correction_kl",
             "vllm_importance_sampling_correction",
+            "ratio_reference",
             "overlong_buffer",
         ):
             self._fill(name, row.defaults.get(name, COMMON_DEFAULTS[name]))
@@ -415,6 +421,13 @@ class PolicyConfig(GRPOConfig):
         yield from self._surrogate_problems()
         if self.aggregation == "seq_mean_token_sum_norm" and self.max_completion_length is None:
             yield "`max_completion_length`: not set, but `aggregation` seq_mean_token_sum_norm divides by it."
+        if self.ratio_reference not in RATIO_REFERENCES:
+            yield unknown_name("ratio_reference", self.ratio_reference, RATIO_REFERENCES)
+        elif self.ratio_reference == "engine" and self.vllm_importance_sampling_correction:
+            yield (
+                "`ratio_reference`: engine corrects for the engine already; set `vllm_importance_sampling_correction` "
+                "to false, or the correction counts twice."
+            )
         if self.vllm_importance_sampling_mode not in _ENGINE_MODES:
             yield unknown_name("vllm_importance_sampling_mode", self.vllm_importance_sampling_mode, _ENGINE_MODES)
         if self.vllm_importance_sampling_clip_min is not None and self.vllm_importance_sampling_mode in (

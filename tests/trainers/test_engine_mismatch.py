@@ -152,3 +152,13 @@ def test_remax_asks_the_engine_for_greedy_tokens_and_puts_the_temperature_back(t
     trainer, _ = run(tmp_path, algorithm="remax", beta=0.0)
     assert trainer.vllm_generation.temperatures == [1.0, 0.0]
     assert trainer.vllm_generation.temperature == 1.0
+
+
+def test_any_surrogate_can_take_its_ratio_to_the_engine(tmp_path: Path) -> None:
+    """Clip to [0.8, 1.28]: on-policy, so the ratio is the engine's mismatch."""
+    settings = {"ratio_reference": "engine", "vllm_importance_sampling_correction": False, "overlong_buffer": 0}
+    trainer, (batch,) = run(tmp_path, algorithm="dapo", **settings)
+    ratios = torch.tensor(LOG_RATIOS).nan_to_num(0.0).exp()
+    advantages = in_order(batch, "advantages")[:, None]
+    terms = torch.minimum(ratios * advantages, ratios.clamp(0.8, 1.28) * advantages)
+    assert trainer.state.log_history[0]["policy_loss"] == pytest.approx(-terms.sum().item() / 12, abs=1e-5)

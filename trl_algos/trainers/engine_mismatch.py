@@ -46,12 +46,12 @@ def correct_engine_mismatch(trainer: "PolicyTrainer", output: dict[str, Any]) ->
 def behaviour_logps(trainer: "PolicyTrainer", inputs: dict[str, Any], logps: Tensor) -> Tensor:
     """(B, T) detached log-probs that the update ratio is taken to.
 
-    They are those of the policy before the update, which are the current ones where generation was on-policy. DIS
-    takes the engine's own where there are some, unless the engine is corrected for by weights.
+    They are those of the policy before the update, which are the current ones where generation was on-policy; with
+    `ratio_reference: engine` those that the engine reports, where it reports some.
     """
     old_logps = inputs.get("old_per_token_logps")
     old_logps = logps.detach() if old_logps is None else old_logps
     engine_logps = inputs.get("sampling_per_token_logps")
-    if trainer.args.surrogate == "dis" and engine_logps is not None and "importance_sampling_ratio" not in inputs:
+    if trainer.args.ratio_reference == "engine" and engine_logps is not None:
         return torch.where(engine_logps.isnan(), old_logps, engine_logps)
     return old_logps
