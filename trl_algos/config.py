@@ -316,21 +316,25 @@ class PolicyConfig(GRPOConfig):
 
     def _resolve_settings(self, row: Algorithm) -> Iterator[str]:
         """Fill the settings of the chosen advantage and surrogate; name those that were set but belong to others."""
-        own = {f.name for f in fields(self)}
-        every = {name for function in surrogates().values() for name in surrogate_settings(function)}
-        every = (every | set(SETTING_OF_PARAMETER.values())) & own
-        used = set()
         advantage, surrogate = self.advantage_function, self.surrogate_function
+        own = {f.name for f in fields(self)}
+        # (kind of part, the part, its parameter, the config field that fills it)
         wanted = [("advantage", advantage, p, s) for p, s in advantage_settings(advantage).items()]
         wanted += [("surrogate", surrogate, name, name) for name in surrogate_settings(surrogate)]
         for kind, function, parameter, setting in wanted:
             default = component_default(row, kind, function, parameter, setting, str(self.ratio_level))
-            used.add(setting)
-            if setting in own and getattr(self, setting) is None and default is not inspect.Parameter.empty:
-                setattr(self, setting, default)
-            elif default is inspect.Parameter.empty and getattr(self, setting, None) is None:
+            stated = default is not inspect.Parameter.empty
+            if setting in own and stated:
+                self._fill(setting, default)
+            elif not stated and getattr(self, setting, None) is None:
                 yield f"`{setting}`: not set, but the {kind} {function.__name__} needs it and states no default."
-        for name in sorted(every - used):
+        yield from self._strangers({setting for *_, setting in wanted}, own)
+
+    def _strangers(self, used: set[str], own: set[str]) -> Iterator[str]:
+        """Settings that were set but belong to parts which are not in use."""
+        known = {name for function in surrogates().values() for name in surrogate_settings(function)}
+        known |= set(SETTING_OF_PARAMETER.values())
+        for name in sorted((known & own) - used):
             if getattr(self, name) is not None:
                 yield (
                     f"`{name}`: {getattr(self, name)!r} is not used: advantage estimator {self.advantage_estimator!r} "
