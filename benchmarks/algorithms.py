@@ -61,8 +61,8 @@ def main() -> None:
     lines = [
         "# All algorithms at one rollout budget",
         "",
-        f"Before: sampled {before['sampled before']:.3f}, greedy {before['greedy before']:.3f}. After: {STEPS} optimizer "
-        f"steps, 256 completions per two steps; mean and range over {len(SEEDS)} seeds.",
+        f"Before: sampled {before['sampled before']:.3f}, greedy {before['greedy before']:.3f}.",
+        f"After: {STEPS} optimizer steps, 256 completions per two steps; mean and range over {len(SEEDS)} seeds.",
         "",
         "| algorithm | sampled accuracy | range | greedy accuracy |",
         "|---|---:|---:|---:|",
