@@ -18,7 +18,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_algos import PolicyTrainer, _compat
 
 INSTALLED = f"TRL {version('trl')}"
-TRAINER_SOURCES = sorted((Path(_compat.__file__).parent / "trainers").glob("*.py"))
+PACKAGE = Path(_compat.__file__).parent
+TRAINER_SOURCES = [*sorted((PACKAGE / "trainers").glob("*.py")), PACKAGE / "held_out.py"]
 LISTED = {
     *_compat.GRPO_TRAINER_METHODS,
     *_compat.GRPO_TRAINER_ATTRIBUTES,

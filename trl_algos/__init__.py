@@ -11,7 +11,7 @@ from trl_algos._version import __version__
 if TYPE_CHECKING:
     from trl_algos.algorithms import ALGORITHMS, Algorithm, register
     from trl_algos.config import ConfigError, PolicyConfig
-    from trl_algos.trainers import PolicyTrainer, Rollout
+    from trl_algos.trainers import PolicyTrainer, RewardError, Rollout
 
 _HOME = {
     "ALGORITHMS": "algorithms",
@@ -20,6 +20,7 @@ _HOME = {
     "ConfigError": "config",
     "PolicyConfig": "config",
     "PolicyTrainer": "trainers",
+    "RewardError": "trainers",
     "Rollout": "trainers",
 }
 
@@ -29,6 +30,7 @@ __all__ = [
     "ConfigError",
     "PolicyConfig",
     "PolicyTrainer",
+    "RewardError",
     "Rollout",
     "__version__",
     "register",

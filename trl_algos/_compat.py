@@ -78,6 +78,7 @@ GRPO_TRAINER_ATTRIBUTES = (
     "off_policy_mask_threshold",
     "ref_model",
     "reward_func_names",
+    "reward_funcs",
     "reward_weights",
     "router_aux_loss_coef",
     "scale_rewards",
@@ -103,7 +104,7 @@ GENERATED_KEYS = (
 )
 """Keys that `_generate_and_score_completions` always returns."""
 
-TRAINER_UTILS = ("use_adapter", "disable_gradient_checkpointing")
+TRAINER_UTILS = ("use_adapter", "disable_gradient_checkpointing", "get_callable_name", "is_async_callable")
 """Helpers imported from `trl.trainer.utils` and `trl.models.utils`."""
 
 

@@ -518,14 +518,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_are_touched(tmp_path
     torch.testing.assert_close(parameters(run), before, rtol=0, atol=0)
 
 
-def test_an_infinite_reward_is_refused_by_name(tmp_path: Path) -> None:
-    def broken_reward(completions: list[str], **kwargs: Any) -> list[float]:
-        return [float("inf")] * len(completions)
-
-    with pytest.raises(ValueError, match="'broken_reward' returned an infinite reward"):
-        trainer(config(tmp_path, algorithm="dapo", num_generations=2), reward=broken_reward).train()
-
-
 @pytest.mark.parametrize("algorithm", ["reinforce_pp", "reinforce"])
 def test_token_rewards_are_there_when_the_kl_is_in_the_loss(algorithm: str, tmp_path: Path, model_folder: str) -> None:
     args = config(tmp_path, algorithm=algorithm, num_generations=1, kl_placement="loss", kl_estimator="k2", beta=0.1)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from accelerate.logging import get_logger
 from torch import Tensor, nn
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from trl import GRPOTrainer
 
 from trl_algos._compat import LOGPS_PARAMETERS
@@ -44,6 +44,7 @@ from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import StepMetrics, record_loss, record_ratios, rollout_metrics
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
+from trl_algos.trainers.reward_checks import checked_reward
 from trl_algos.trainers.rollout import (
     Rollout,
     Scores,
@@ -100,6 +101,11 @@ class PolicyTrainer(GRPOTrainer):
         if kwargs.get("rollout_func") is not None:
             kwargs["rollout_func"] = without_empty_completions(kwargs["rollout_func"])
         super().__init__(model, reward_funcs, args, **kwargs)
+        # In place, so that TRL's names and weights stay with them; models are no functions of ours to check.
+        self.reward_funcs[:] = [
+            function if isinstance(function, nn.Module) else checked_reward(function, self._standing)
+            for function in self.reward_funcs
+        ]
         self._name = self.algorithm.title
         # TRL's own advantages are replaced; "none" is the cheapest way through its code.
         self.scale_rewards = "none"
@@ -123,6 +129,12 @@ class PolicyTrainer(GRPOTrainer):
         self._window_batches: list[Any] = []
         self._window: list[dict[str, Any]] = []
         self._rollouts: list[Rollout] = []
+
+    def _standing(self) -> str:
+        """Where the run stands, for the message of an error that ends it."""
+        checkpoint = get_last_checkpoint(self.args.output_dir) if Path(self.args.output_dir).is_dir() else None
+        kept = f"the last checkpoint is {checkpoint}" if checkpoint else "no checkpoint was saved"
+        return f"It was step {self.state.global_step + 1}; {kept}."
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's training, which would run for 0 steps and say nothing where there are too few prompts."""
@@ -248,9 +260,6 @@ class PolicyTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """TRL's (N, F) rewards over all ranks, kept for the rollout together with the completions' lengths."""
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if rewards.isinf().any():
-            name = self.reward_func_names[int(rewards.isinf().any(dim=0).nonzero()[0])]
-            raise ValueError(f"The reward function {name!r} returned an infinite reward; return a number or None.")
         self._scored = rewards, [len(ids) for ids in completion_ids_list]
         return rewards
 
