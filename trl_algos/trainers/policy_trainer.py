@@ -10,13 +10,11 @@ To change the advantage in a subclass, override `estimate_advantages`; to add an
 """
 
 import inspect
-import json
 import math
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate.logging import get_logger
 from torch import Tensor, nn
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from trl import GRPOTrainer
@@ -25,8 +23,6 @@ from trl_algos._compat import LOGPS_PARAMETERS
 from trl_algos.algorithms import ALGORITHMS, ROLLOUT_FIELDS, advantage_needs
 from trl_algos.config import PolicyConfig
 from trl_algos.core import (
-    AdaptiveKLController,
-    FixedKLController,
     PolicyLoss,
     aggregate_loss,
     aggregation_count,
@@ -37,6 +33,7 @@ from trl_algos.core import (
     policy_loss,
 )
 from trl_algos.core.ratios import importance_log_ratio
+from trl_algos.trainers import kl_control
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
 from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
 from trl_algos.trainers.entropy import entropy_bonus
@@ -54,10 +51,6 @@ from trl_algos.trainers.rollout import (
     local_rows,
     loss_mask,
 )
-
-KL_STATE_FILE = "kl_controller.json"
-
-logger = get_logger(__name__)
 
 
 class PolicyTrainer(GRPOTrainer):
@@ -110,14 +103,10 @@ class PolicyTrainer(GRPOTrainer):
         # TRL's own advantages are replaced; "none" is the cheapest way through its code.
         self.scale_rewards = "none"
         self.multi_objective_aggregation = "sum_then_normalize"
-        self.greedy = False
+        self.greedy = False  # True while one greedy completion per prompt is asked for, for rollout functions to read
         if args.disable_dropout:
             _disable_functional_dropout(self.model)
-        self.kl_controller = (
-            AdaptiveKLController(args.beta, float(args.kl_target or 0), float(args.kl_horizon or 0))
-            if args.kl_controller == "adaptive"
-            else FixedKLController(args.beta)
-        )
+        self.kl_controller = kl_control.kl_controller(args)
         self._kl_in = args.kl_placement if args.beta else "none"
         self._image_inputs = [
             name
@@ -286,20 +275,23 @@ class PolicyTrainer(GRPOTrainer):
         group_size = self.num_generations if training else self.num_generations_eval
         (scores_per_func, widths), generated = self._scored, self._generated_lengths
         penalty = self._length_penalty(gather_rows(self.accelerator, torch.tensor(widths, device=device)))
-        kl = sampling_kl(self, output) if self._kl_in == "reward" else None
-        if kl is not None and not masked_fill_zero(kl, loss_mask(output)).isfinite().all():
-            raise FloatingPointError(
-                "The KL to the reference is NaN or infinite at a generated token: look at the dtype and weights of "
-                "the model and its reference."
-            )
+        mask, kl = gather_rows(self.accelerator, loss_mask(output)), None
+        if self._kl_in == "reward":
+            kl = gather_rows(self.accelerator, sampling_kl(self, output))
+            # Gathered before it is judged: a rank that stopped alone would leave the others waiting.
+            if not masked_fill_zero(kl, mask).isfinite().all():
+                raise FloatingPointError(
+                    "The KL to the reference is NaN or infinite at a generated token: look at the dtype and weights "
+                    "of the model and its reference."
+                )
         return Rollout(
             scores=self.weighted_scores(scores_per_func) + penalty,
             length_penalty=penalty,
             scores_per_func=scores_per_func,
             groups=torch.arange(len(scores_per_func), device=device) // group_size,
             lengths=gather_rows(self.accelerator, torch.tensor(generated, device=device)),
-            mask=gather_rows(self.accelerator, loss_mask(output)),
-            kl=None if kl is None else gather_rows(self.accelerator, kl),
+            mask=mask,
+            kl=kl,
             kl_coef=self.kl_controller.coef,
             # Evaluation trains nothing, so it makes no greedy pass.
             baselines=greedy_scores(self, inputs, group_size)
@@ -477,22 +469,15 @@ class PolicyTrainer(GRPOTrainer):
             self._metrics[self._mode][name].append(value)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self.args.should_save and self.args.kl_controller == "adaptive":
-            # First, so that a checkpoint which TRL has completed holds it.
-            folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / KL_STATE_FILE).write_text(json.dumps(self.kl_controller.state_dict()))
+        if self.args.should_save:  # first, so that a checkpoint which TRL has completed holds it
+            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            kl_control.save_state(self.kl_controller, Path(self._get_output_dir(trial=trial), folder))
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or self.args.kl_controller != "adaptive":
-            return
-        path = Path(checkpoint, KL_STATE_FILE)
-        if path.exists():
-            self.kl_controller.load_state_dict(json.loads(path.read_text()))
-        else:
-            logger.warning(f"{checkpoint} has no {KL_STATE_FILE}: the KL coefficient starts from `beta` again.")
+        if checkpoint is not None:
+            kl_control.load_state(self.kl_controller, Path(checkpoint))
 
 
 def _disable_functional_dropout(model: nn.Module) -> None:
