@@ -15,12 +15,13 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # Lowest first: part of the package -> other parts it may import, and other packages besides the standard library.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_version": (set(), set()),
+    "errors": (set(), set()),
     "core": (set(), {"torch"}),
     "algorithms": ({"core"}, {"torch"}),
     "_compat": (set(), {"trl", "packaging"}),
-    "config": ({"_compat", "algorithms", "core"}, {"trl", "torch"}),
+    "config": ({"_compat", "algorithms", "core", "errors"}, {"trl", "torch"}),
     "trainers": (
-        {"core", "algorithms", "config", "_compat"},
+        {"core", "algorithms", "config", "errors", "_compat"},
         {"trl", "transformers", "accelerate", "torch"},
     ),
     "data": (set(), {"datasets", "reasoning_gym"}),
@@ -29,14 +30,14 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "plots": (set(), {"matplotlib"}),
     "held_out": ({"core", "trainers"}, {"torch", "datasets"}),
     "recipe_file": (set(), {"yaml"}),
-    "recipe": ({"algorithms", "config", "recipe_file"}, {"trl"}),
+    "recipe": ({"algorithms", "config", "errors", "recipe_file"}, {"trl"}),
     "run": (
-        {"_version", "algorithms", "config", "data", "held_out", "plots", "progress", "recipe", "rewards", "trainers"},
+        {"_version", "algorithms", "config", "errors", "data", "held_out", "plots", "progress", "recipe", "rewards", "trainers"},
         {"trl", "transformers", "datasets", "rich"},
     ),
     # These two load what they need on use.
-    "__init__": ({"_version", "algorithms", "config", "trainers"}, set()),
-    "cli": ({"_version", "algorithms", "config", "recipe", "recipe_file", "run", "data", "rewards", "plots"}, set()),
+    "__init__": ({"_version", "algorithms", "config", "errors", "trainers"}, set()),
+    "cli": ({"_version", "algorithms", "config", "errors", "recipe", "recipe_file", "run", "data", "rewards", "plots"}, set()),
     "__main__": ({"cli"}, set()),
 }
 

@@ -10,14 +10,15 @@ from trl_algos._version import __version__
 
 if TYPE_CHECKING:
     from trl_algos.algorithms import ALGORITHMS, Algorithm, register
-    from trl_algos.config import ConfigError, PolicyConfig
+    from trl_algos.config import PolicyConfig
+    from trl_algos.errors import ConfigError
     from trl_algos.trainers import PolicyTrainer, RewardError, Rollout
 
 _HOME = {
     "ALGORITHMS": "algorithms",
     "Algorithm": "algorithms",
     "register": "algorithms",
-    "ConfigError": "config",
+    "ConfigError": "errors",
     "PolicyConfig": "config",
     "PolicyTrainer": "trainers",
     "RewardError": "trainers",

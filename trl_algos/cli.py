@@ -37,7 +37,7 @@ def _train(words: list[str]) -> int:
     # Before torch is imported: it reads OMP_NUM_THREADS and its like only then.
     os.environ.update(environment(read_file(path, []), []))
     # Late, so that usage and mistakes in it do not wait for torch.
-    from trl_algos.config import ConfigError
+    from trl_algos.errors import ConfigError
     from trl_algos.recipe import read_recipe
 
     try:

@@ -5,11 +5,10 @@ A field that is None was not set. Its value then comes from the algorithm's row,
 use raises: no setting is ever ignored. All problems of a config are reported together.
 """
 
-import difflib
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any
@@ -36,23 +35,7 @@ from trl_algos.algorithms import (
     surrogates,
 )
 from trl_algos.core import AGGREGATIONS, KL_ESTIMATORS, RATIO_LEVELS
-
-
-class ConfigError(ValueError):
-    """Settings that cannot run; `problems` holds one message for each, naming key, value and what is allowed."""
-
-    def __init__(self, problems: list[str]) -> None:
-        """Join `problems` into one message."""
-        self.problems = problems
-        super().__init__("\n".join(problems))
-
-
-def unknown_name(key: str, value: object, allowed: Iterable[str]) -> str:
-    """Message for a value that is not one of the allowed names, with the nearest one."""
-    allowed = list(allowed)
-    near = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"`{key}`: {value!r} is not one of {', '.join(allowed)}.{hint}"
+from trl_algos.errors import ConfigError, unknown_name
 
 
 class _One(int):

@@ -17,7 +17,8 @@ from typing import Any
 
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 
-from trl_algos.config import ConfigError, PolicyConfig
+from trl_algos.config import PolicyConfig
+from trl_algos.errors import ConfigError
 from trl_algos.recipe_file import Value, environment, read_file, read_words
 
 

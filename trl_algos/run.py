@@ -23,8 +23,8 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
 from trl_algos._version import __version__
-from trl_algos.config import ConfigError, unknown_name
 from trl_algos.data import BUNDLED_MODELS, SOURCES, SPLITS
+from trl_algos.errors import ConfigError, unknown_name
 from trl_algos.held_out import HeldOut, held_out_rewards
 from trl_algos.plots import plot_run
 from trl_algos.progress import ProgressBar
