@@ -32,12 +32,27 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "recipe_file": (set(), {"yaml"}),
     "recipe": ({"algorithms", "config", "errors", "recipe_file"}, {"trl"}),
     "run": (
-        {"_version", "algorithms", "config", "errors", "data", "held_out", "plots", "progress", "recipe", "rewards", "trainers"},
+        {
+            "_version",
+            "algorithms",
+            "config",
+            "errors",
+            "data",
+            "held_out",
+            "plots",
+            "progress",
+            "recipe",
+            "rewards",
+            "trainers",
+        },
         {"trl", "transformers", "datasets", "rich"},
     ),
     # These two load what they need on use.
     "__init__": ({"_version", "algorithms", "config", "errors", "trainers"}, set()),
-    "cli": ({"_version", "algorithms", "config", "errors", "recipe", "recipe_file", "run", "data", "rewards", "plots"}, set()),
+    "cli": (
+        {"_version", "algorithms", "config", "errors", "recipe", "recipe_file", "run", "data", "rewards", "plots"},
+        set(),
+    ),
     "__main__": ({"cli"}, set()),
 }
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_algos.algorithms import ALGORITHMS
-from trl_algos.errors import ConfigError
 from trl_algos.data import arithmetic, bundled_model_path
+from trl_algos.errors import ConfigError
 from trl_algos.recipe import read_recipe
 from trl_algos.run import load_reward, train
 
