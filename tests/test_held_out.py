@@ -71,9 +71,9 @@ def test_known_means(trainer: PolicyTrainer):
     answers = greedy_texts(trainer)
     assert len(set(answers)) > 1
     figures = held_out_rewards(trainer, questions([*answers[:3], "x", "y"]), samples=3)
-    assert figures["greedy"] == {"by_number": pytest.approx(0.4), "right": pytest.approx(0.6)}
-    assert figures["sampled"]["by_number"] == pytest.approx(0.4)
-    assert figures["sampled"].keys() == figures["greedy"].keys()
+    assert figures.greedy == {"by_number": pytest.approx(0.4), "right": pytest.approx(0.6)}
+    assert figures.sampled["by_number"] == pytest.approx(0.4)
+    assert figures.sampled.keys() == figures.greedy.keys()
 
 
 def test_every_prompt_is_sampled_as_often_as_asked(tmp_path: Path):
@@ -112,8 +112,8 @@ def test_sampling_is_seeded(tmp_path: Path):
     torch.rand(7)  # what came before does not matter
     assert held_out_rewards(trainer, questions(), samples=2, seed=1) == first
     other = held_out_rewards(trainer, questions(), samples=2, seed=2)
-    assert other["sampled"] != first["sampled"]
-    assert other["greedy"] == first["greedy"] != first["sampled"]
+    assert other.sampled != first.sampled
+    assert other.greedy == first.greedy != first.sampled
 
 
 def state(trainer: PolicyTrainer) -> dict[str, Any]:

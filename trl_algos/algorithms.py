@@ -410,8 +410,8 @@ for _row in (
 
 def component_default(
     row: Algorithm, kind: str, component: Callable[..., Any], parameter: str, setting: str, ratio_level: str
-) -> Any:
-    """Default of one setting of an advantage or surrogate function used by `row`.
+) -> tuple[Any, str]:
+    """Default of one setting of an advantage or surrogate function used by `row`, and where it comes from in words.
 
     The row's own value counts only while the row's own component is in use: GSPO's epsilon means nothing to another
     surrogate, nor to ratios of single tokens. Otherwise the first row built on the component says it. Last comes the
@@ -426,14 +426,16 @@ def component_default(
         ratio_level: the ratio level in use.
 
     Returns:
-        The default, or `inspect.Parameter.empty` where nobody states one.
+        The default, or `inspect.Parameter.empty` where nobody states one; and whose it is.
     """
-    signature_default = _parameters(component)[parameter].default
     owners = [r for r in (row, *ALGORITHMS.values()) if getattr(r, kind) is component]
     if kind == "surrogate":  # those whose ratios have the same scale come first
         owners.sort(key=lambda r: (r.ratio_level == "token") != (ratio_level == "token"))
     owner = next(iter(owners), None)
-    return signature_default if owner is None else owner.defaults.get(setting, signature_default)
+    if owner is not None and setting in owner.defaults:
+        who = f"algorithm {owner.key}" if owner is row else f"{kind} {component_name(component)}, as in {owner.key}"
+        return owner.defaults[setting], who
+    return _parameters(component)[parameter].default, f"{kind} {component_name(component)}"
 
 
 def table_cells(row: Algorithm) -> dict[str, str]:

@@ -1,73 +1,115 @@
-"""`trl-algos train RECIPE [--key value ...]` and `trl-algos list`."""
+"""The command line: `trl-algos COMMAND ...`. Commands that only read a recipe answer without torch or TRL."""
 
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 
 from trl_algos._version import __version__
+from trl_algos.errors import ConfigError, nearest
 
-USAGE = """usage: trl-algos train RECIPE [--key value ...]   train as a recipe says; any setting can be overridden
-       trl-algos list [ALGORITHM ...]            the algorithms; of those named, their defaults too
+USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe says; any setting can be overridden
+       trl-algos check RECIPE [--key value ...] [--num_processes N]
+                                                   all that is wrong with it, without loading model or data
+       trl-algos explain RECIPE [--key value ...]   the objective in words, every setting and where it comes from
+       trl-algos explain --diff RECIPE RECIPE      what two recipes do not have in common
+       trl-algos list [ALGORITHM ...]              the algorithms; of those named, their defaults too
+       trl-algos init ALGORITHM [FILE]             write a starter recipe
+       trl-algos plot RUN ... [--output FILE] [--metrics NAME ...]
+                                                   curves of runs, those that differ in the seed as a band
        trl-algos --version
 
-Also as `python -m trl_algos`, and under `accelerate launch -m trl_algos train RECIPE`."""
+`--debug` on its own shows where an error comes from. Also as `python -m trl_algos`, and under
+`accelerate launch -m trl_algos train RECIPE`; `--config RECIPE` works as well."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, or 2 with a message where the input cannot run."""
+    """Run a command; returns the exit code.
+
+    0: done. 1: a run stopped by an error of its own. 2: the input cannot run; nothing was written. 130: interrupted.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
-    commands = {"train": _train, "list": _list}
     if not words or {"-h", "--help"} & set(words):
         _write(USAGE)
         return 0 if words else 2
     if words[0] == "--version":
         _write(__version__)
         return 0
-    if words[0] not in commands:
-        return _refuse([f"{words[0]!r} is not a command; there are {', '.join(commands)}."])
-    return commands[words[0]](words[1:])
+    debug, words = _debug_flag(words)
+    if not words or words[0] not in _COMMANDS:
+        name = words[0] if words else "--debug"
+        return _refuse([f"{name!r} is not a command; there are {', '.join(_COMMANDS)}.{nearest(name, _COMMANDS)}"])
+    try:
+        return _COMMANDS[words[0]](words[1:])
+    except ConfigError as error:
+        if debug:
+            traceback.print_exc()
+        return _refuse(error.problems)
+
+
+def _debug_flag(words: list[str]) -> tuple[bool, list[str]]:
+    """Whether `--debug` stands on its own; with a value it is the setting of that name."""
+    for place, word in enumerate(words):
+        alone = place + 1 == len(words) or words[place + 1].startswith("--")
+        if word == "--debug" and alone:
+            return True, words[:place] + words[place + 1 :]
+    return False, words
 
 
 def _train(words: list[str]) -> int:
-    path, overrides = _recipe_path(words)
-    if path is None:
-        return _refuse(["train: name a recipe: `trl-algos train RECIPE [--key value ...]`."])
-    from trl_algos.recipe_file import environment, read_file
-
-    # Before torch is imported: it reads OMP_NUM_THREADS and its like only then.
-    os.environ.update(environment(read_file(path, []), []))
-    # Late, so that usage and mistakes in it do not wait for torch.
-    from trl_algos.errors import ConfigError
     from trl_algos.recipe import read_recipe
+    from trl_algos.recipe_checks import recipe_problems
+
+    recipe = read_recipe(*_recipe_and_words("train", words))
+    problems = recipe_problems(recipe)
+    if problems:
+        raise ConfigError(problems)
+    # Before torch is imported: it reads OMP_NUM_THREADS and its like only then.
+    os.environ.update(recipe.environment)
+    from trl_algos.run import train
+    from trl_algos.trainers.reward_checks import RewardError
 
     try:
-        recipe = read_recipe(path, overrides)
-        from trl_algos.run import train
-
         train(recipe)
-    except ConfigError as error:
-        return _refuse(error.problems)
+    except RewardError as error:
+        return _stop(str(error))
+    except KeyboardInterrupt:
+        _stop("interrupted")
+        return 130
     return 0
 
 
-def _recipe_path(words: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe, named first or by `--config`, and the other words."""
-    for place, word in enumerate(words):
-        if word == "--config" and place + 1 < len(words):
-            return words[place + 1], words[:place] + words[place + 2 :]
-        if word.startswith("--config="):
-            return word.removeprefix("--config="), words[:place] + words[place + 1 :]
-    if words and not words[0].startswith("--"):
-        return words[0], words[1:]
-    return None, words
+def _check(words: list[str]) -> int:
+    from trl_algos.recipe import read_recipe
+    from trl_algos.recipe_checks import recipe_problems, summary
+
+    path, words = _recipe_and_words("check", words)
+    processes, words = _taken(words, "--num_processes")
+    recipe = read_recipe(path, words, _count("--num_processes", processes))
+    problems = recipe_problems(recipe)
+    if problems:
+        raise ConfigError(problems)
+    _write("\n".join(summary(recipe)))
+    return 0
+
+
+def _explain(words: list[str]) -> int:
+    from trl_algos.explain import difference, explanation
+    from trl_algos.recipe import read_recipe
+
+    if words[:1] == ["--diff"]:
+        if len(words) != 3:
+            raise ConfigError(["explain: `--diff` takes two recipes."])
+        _write("\n".join(difference(read_recipe(words[1]), read_recipe(words[2]))))
+    else:
+        _write("\n".join(explanation(read_recipe(*_recipe_and_words("explain", words)))))
+    return 0
 
 
 def _list(words: list[str]) -> int:
     from trl_algos.algorithms import ALGORITHMS, COMMON_DEFAULTS, table_cells
 
-    unknown = [word for word in words if word not in ALGORITHMS]
-    if unknown:
-        return _refuse([f"list: {', '.join(unknown)}: no such algorithm; there are {', '.join(ALGORITHMS)}."])
+    _known_algorithms("list", words)
     for row in [ALGORITHMS[word] for word in words] or ALGORITHMS.values():
         cells = table_cells(row)
         parts = " · ".join(cells[name] for name in ("advantage", "surrogate", "ratio", "aggregation"))
@@ -80,9 +122,92 @@ def _list(words: list[str]) -> int:
     return 0
 
 
+def _init(words: list[str]) -> int:
+    from trl_algos.starter import write_starter
+
+    if not 1 <= len(words) <= 2:
+        raise ConfigError(["init: name an algorithm, and a file if it is not to be ALGORITHM.yaml."])
+    _known_algorithms("init", words[:1])
+    path = write_starter(words[0], words[1] if len(words) == 2 else f"{words[0]}.yaml")
+    _write(f"Wrote {path}. Next: trl-algos check {path}")
+    return 0
+
+
+def _plot(words: list[str]) -> int:
+    from trl_algos.plots import compare_runs, plot_arguments
+
+    _write(f"Wrote {compare_runs(**plot_arguments(words))}")
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "check": _check,
+    "explain": _explain,
+    "list": _list,
+    "init": _init,
+    "plot": _plot,
+}
+
+
+def _known_algorithms(command: str, words: list[str]) -> None:
+    from trl_algos.algorithms import ALGORITHMS
+
+    problems = [
+        f"{command}: {word}: no such algorithm; there are {', '.join(ALGORITHMS)}.{nearest(word, ALGORITHMS)}"
+        for word in words
+        if word not in ALGORITHMS
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _recipe_and_words(command: str, words: list[str]) -> tuple[str, list[str]]:
+    """The recipe, named first or by `--config`, and the other words.
+
+    Raises:
+        ConfigError: no recipe is named, or two are.
+    """
+    path, rest = _taken(words, "--config")
+    if rest and not rest[0].startswith("--"):
+        if path is not None:
+            raise ConfigError([f"{command}: {rest[0]!r} and `--config {path}` are two recipes; name one."])
+        path, rest = rest[0], rest[1:]
+    if path is None:
+        raise ConfigError([f"{command}: name a recipe: `trl-algos {command} RECIPE [--key value ...]`."])
+    return path, rest
+
+
+def _taken(words: list[str], option: str) -> tuple[str | None, list[str]]:
+    """Value of an option that is no setting of the recipe, and the other words."""
+    for place, word in enumerate(words):
+        if word == option and place + 1 < len(words):
+            return words[place + 1], words[:place] + words[place + 2 :]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2], words[:place] + words[place + 1 :]
+    return None, words
+
+
+def _count(option: str, text: str | None) -> int | None:
+    if text is not None and (not text.isdecimal() or int(text) < 1):
+        raise ConfigError([f"`{option}`: {text!r} must be a whole number of at least 1."])
+    return None if text is None else int(text)
+
+
 def _refuse(problems: list[str]) -> int:
-    sys.stderr.write("\n".join(["trl-algos: cannot run:", *(f"  {problem}" for problem in problems)]) + "\n")
+    _complain("trl-algos: cannot run:", *(f"  {problem}" for problem in problems))
     return 2
+
+
+def _stop(reason: str) -> int:
+    _complain(f"trl-algos: stopped: {reason}")
+    return 1
+
+
+def _complain(*lines: str) -> None:
+    """To standard error, once for all processes of a launch."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.write("\n".join(lines) + "\n")
 
 
 def _write(text: str) -> None:

@@ -1,5 +1,6 @@
 """Rewards on prompts that are not trained on, before and after training."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,7 +9,21 @@ from datasets import Dataset
 from trl_algos.trainers import PolicyTrainer
 from trl_algos.trainers.side_rollout import one_completion_rewards
 
-HeldOut = dict[str, dict[str, float]]
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Mean rewards on held-out prompts.
+
+    Args:
+        prompts: how many prompts were scored.
+        greedy: reward function -> mean over greedy completions; rows that a function does not score are left out.
+        sampled: the same of sampled completions.
+    """
+
+    prompts: int
+    greedy: dict[str, float]
+    sampled: dict[str, float]
+
 
 
 def held_out_rewards(trainer: PolicyTrainer, prompts: Dataset, samples: int = 1, seed: int = 0) -> HeldOut:
@@ -24,12 +39,12 @@ def held_out_rewards(trainer: PolicyTrainer, prompts: Dataset, samples: int = 1,
         seed: seed of the sampling.
 
     Returns:
-        {"greedy": {reward function: mean}, "sampled": {reward function: mean}}; rows that a function does not score
-        are left out of its mean.
+        The means, over all processes.
     """
     world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
     rows = prompts.to_list()
-    rows = rows[: len(rows) // world * world][rank::world]
+    whole = len(rows) // world * world
+    rows = rows[:whole][rank::world]
     was_training = trainer.model.training
     trainer.model.eval()
     try:
@@ -39,7 +54,7 @@ def held_out_rewards(trainer: PolicyTrainer, prompts: Dataset, samples: int = 1,
             sampled = _mean_rewards(trainer, [row for row in rows for _ in range(samples)], greedy=False)
     finally:
         trainer.model.train(was_training)
-    return {"greedy": greedy, "sampled": sampled}
+    return HeldOut(whole, greedy, sampled)
 
 
 def _mean_rewards(trainer: PolicyTrainer, rows: list[dict[str, Any]], greedy: bool) -> dict[str, float]:

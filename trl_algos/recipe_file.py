@@ -25,7 +25,17 @@ class Value:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with YAML 1.2's floats: `1e-6` is a number here, while YAML 1.1 reads it as text."""
+    """Safe YAML with YAML 1.2's floats (`1e-6` is text in YAML 1.1), which takes no key twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice in it (line {line})")
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -36,6 +46,40 @@ _Loader.add_implicit_resolver(
 # Resolvers are asked in turn: whole numbers must stay integers.
 for _first in "-+0123456789":
     _Loader.yaml_implicit_resolvers[_first].sort(key=lambda entry: entry[0] != "tag:yaml.org,2002:int")
+
+
+def read_files(path: str, problems: list[str]) -> dict[str, Value]:
+    """Top-level keys of a recipe and of those that it extends; what cannot be read is added to `problems`.
+
+    `extends: base.yaml` names a recipe, relative to the folder of the one that says so, whose keys hold wherever the
+    recipe has none of its own. A key is taken over whole, blocks included.
+    """
+    values: dict[str, Value] = {}
+    chain: list[Path] = []
+    following: str | None = path
+    while following is not None:
+        if Path(following).resolve() in chain:
+            problems.append(f"{said.where}`extends`: {said.value!r} leads back to a recipe that extends it.")
+            break
+        chain.append(Path(following).resolve())
+        own = read_file(following, problems)
+        said = own.pop("extends", Value(None, None, ""))
+        values = own | values
+        following = _base(following, said, problems)
+    return values
+
+
+def _base(path: str, said: Value, problems: list[str]) -> str | None:
+    """File that `extends` names in the recipe `path`."""
+    if said.text is None or not said.text.strip():
+        if said.where:
+            problems.append(f"{said.where}`extends`: {said.value!r} is not the name of a recipe.")
+        return None
+    base = Path(path).parent / said.text
+    if not base.is_file():
+        problems.append(f"{said.where}`extends`: there is no file {said.text!r} beside the recipe.")
+        return None
+    return str(base)
 
 
 def read_file(path: str, problems: list[str]) -> dict[str, Value]:

@@ -1,72 +1,63 @@
 """The main job: from a recipe to a trained model, a summary and a plot in the run folder."""
 
-import difflib
-import importlib
-import importlib.util
-import inspect
 import itertools
 import json
-import os
-import platform
-import sys
 import time
-from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from trl import get_dataset, get_peft_config, get_quantization_config
+from trl import get_peft_config, get_quantization_config
 
-from trl_algos._version import __version__
-from trl_algos.data import BUNDLED_MODELS, SOURCES, SPLITS
-from trl_algos.errors import ConfigError, unknown_name
+from trl_algos import schema
+from trl_algos.arguments import Arguments, build
+from trl_algos.checkpoints import checkpoint_to_resume
+from trl_algos.data import BUNDLED_MODELS
+from trl_algos.data_loading import load_data
+from trl_algos.errors import ConfigError
 from trl_algos.held_out import HeldOut, held_out_rewards
+from trl_algos.metrics_log import MetricsLog
 from trl_algos.plots import plot_run
 from trl_algos.progress import ProgressBar
 from trl_algos.recipe import Recipe
-from trl_algos.rewards import RewardFunction, find_reward
-from trl_algos.trainers import PolicyTrainer
-
-SUMMARY_FILE = "training_summary.json"
-PLOT_FILE = "reward.png"
-
-_CHECKPOINT_STATE = "checkpoint-[0-9]*/trainer_state.json"
-
-_REWARD_ARGUMENTS = (
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-    "environments",
+from trl_algos.recipe_checks import data_spec, needs_test_split
+from trl_algos.reward_spec import load_rewards
+from trl_algos.run_folder import (
+    PLOT_FILE,
+    SUMMARY_FILE,
+    keep_previous,
+    public_settings,
+    versions,
+    write_recipe,
+    write_text,
 )
-"""What TRL passes to every reward function, besides the columns of the data set."""
-
-_VERSIONS = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+from trl_algos.trainers import PolicyTrainer
 
 
 def train(recipe: Recipe) -> PolicyTrainer:
-    """Train as `recipe` says, and leave model, tokenizer, summary and plot in its `output_dir`.
+    """Train as `recipe` says, and leave model, tokenizer, metrics, summary and plot in its `output_dir`.
 
     Raises:
-        ConfigError: model, data or rewards are not to be had.
+        ConfigError: model, data or rewards are not to be had; nothing was written.
     """
-    run, args = recipe.run, recipe.policy
-    resume = _checkpoint(args.resume_from_checkpoint, args.output_dir)
-    rewards = _reward_functions(recipe)
-    train_dataset, test_dataset = _datasets(recipe)
-    _check_columns(rewards, train_dataset.column_names)
-    trainer = _trainer(recipe, rewards, train_dataset, test_dataset)
+    arguments = build(recipe)
+    run, args = arguments.run, arguments.policy
+    resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir)
+    train_dataset, test_dataset = load_data(data_spec(recipe), needs_test_split(recipe.values))
+    rewards = _rewards(arguments, train_dataset.column_names)
+    trainer = _trainer(arguments, rewards, train_dataset, test_dataset)
+    settings = _settings(recipe, arguments)
+    if trainer.is_world_process_zero():
+        _open_folder(args.output_dir, settings, resumed=resume is not None)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ProgressBar())
-    held_out = _held_out_prompts(recipe, test_dataset)
+    trainer.add_callback(MetricsLog())
+    held_out = _held_out_prompts(run.held_out_prompts, test_dataset)
     before = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=resume)
@@ -74,15 +65,24 @@ def train(recipe: Recipe) -> PolicyTrainer:
     after = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
     trainer.save_model(args.output_dir)
     if trainer.is_world_process_zero():
-        _report(trainer, recipe, len(held_out or ()), before, after, seconds)
+        _report(trainer, arguments, settings, before, after, seconds)
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=run.dataset_name)
     trainer.end()
     return trainer
 
 
-def _trainer(recipe: Recipe, rewards: list[Any], train_dataset: Any, test_dataset: Any) -> PolicyTrainer:
-    model, args = _model_path(recipe), recipe.policy
+def _rewards(arguments: Arguments, columns: list[str] | None) -> list[Any]:
+    run, args = arguments.run, arguments.policy
+    models = []
+    if run.reward_model_name_or_path:
+        name = run.reward_model_name_or_path
+        models.append(_found_model("reward_model_name_or_path", name, "main", args.trust_remote_code))
+    return models + load_rewards(run.reward_funcs or [], columns)
+
+
+def _trainer(arguments: Arguments, rewards: list[Any], train_dataset: Any, test_dataset: Any) -> PolicyTrainer:
+    model, args = _model_path(arguments), arguments.policy
     try:
         trainer = PolicyTrainer(
             model=model,
@@ -90,8 +90,8 @@ def _trainer(recipe: Recipe, rewards: list[Any], train_dataset: Any, test_datase
             args=args,
             train_dataset=train_dataset,
             eval_dataset=test_dataset if args.eval_strategy != "no" else None,
-            quantization_config=get_quantization_config(recipe.model),
-            peft_config=get_peft_config(recipe.model),
+            quantization_config=get_quantization_config(arguments.model),
+            peft_config=get_peft_config(arguments.model),
         )
         trainer.check_prompts()
     # What TRL, PEFT and transformers raise when they check settings.
@@ -100,65 +100,16 @@ def _trainer(recipe: Recipe, rewards: list[Any], train_dataset: Any, test_datase
     return trainer
 
 
-def _model_path(recipe: Recipe) -> str:
+def _model_path(arguments: Arguments) -> str:
     """Folder or id of the policy, with the recipe's loading options put where TRL looks for them."""
-    name, args = recipe.model.model_name_or_path, recipe.policy
-    if name is None:
-        raise ConfigError(
-            [f"`model_name_or_path`: not set; give a model id, a folder, or {', '.join(BUNDLED_MODELS)}."]
-        )
+    model, args = arguments.model, arguments.policy
     kwargs = dict(args.model_init_kwargs or {})
-    kwargs.setdefault("revision", recipe.model.model_revision)
+    kwargs.setdefault("revision", model.model_revision)
     for key in ("attn_implementation", "dtype"):
-        if getattr(recipe.model, key) is not None:
-            kwargs.setdefault(key, getattr(recipe.model, key))
+        if getattr(model, key) is not None:
+            kwargs.setdefault(key, getattr(model, key))
     args.model_init_kwargs = kwargs
-    return _found_model("model_name_or_path", name, kwargs["revision"], args.trust_remote_code)
-
-
-def _checkpoint(name: str | None, output_dir: str) -> str | None:
-    """Folder to resume from: the one named, the latest in the output folder for "true", or None."""
-    if name in (None, "false"):
-        return None
-    if name == "true":
-        return _latest_checkpoint(output_dir)
-    if not os.path.isdir(str(name)):
-        raise ConfigError([f"`resume_from_checkpoint`: {name!r} is not a folder; give one, or true for the latest."])
-    return name
-
-
-def _latest_checkpoint(output_dir: str) -> str:
-    """The newest whole checkpoint: a killed process leaves one without the state, which is written last.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    whole = {
-        int(path.parent.name.rpartition("-")[2]): path.parent for path in Path(output_dir).glob(_CHECKPOINT_STATE)
-    }
-    if not whole:
-        raise ConfigError([f"`resume_from_checkpoint`: true, but there is no whole checkpoint in {output_dir}."])
-    return str(whole[max(whole)])
-
-
-def _check_columns(rewards: list[Any], columns: list[str] | None) -> None:
-    """Refuse a reward function that asks for a column which the data set has not.
-
-    Raises:
-        ConfigError: naming function, column and what there is.
-    """
-    given = {*_REWARD_ARGUMENTS, *(columns or ())}
-    problems = []
-    for function in filter(callable, rewards):
-        for name, parameter in inspect.signature(function).parameters.items():
-            required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-            if columns is not None and required and name not in given:
-                problems.append(
-                    f"`reward_funcs`: {function.__name__} needs a column {name!r}, but the data set has "
-                    f"{', '.join(columns)}."
-                )
-    if problems:
-        raise ConfigError(problems)
+    return _found_model("model_name_or_path", model.model_name_or_path, kwargs["revision"], args.trust_remote_code)
 
 
 def _found_model(key: str, name: str, revision: str, trust_remote_code: bool) -> str:
@@ -167,148 +118,80 @@ def _found_model(key: str, name: str, revision: str, trust_remote_code: bool) ->
     Raises:
         ConfigError: it has no config that transformers can read, here or on the Hub.
     """
-    if name in BUNDLED_MODELS and not os.path.isdir(name):
+    if name in BUNDLED_MODELS and not Path(name).is_dir():
         return BUNDLED_MODELS[name]()
     try:
         AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        near = difflib.get_close_matches(name, BUNDLED_MODELS, n=1)
-        hint = f" Did you mean the bundled {near[0]!r}?" if near else ""
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError([f"`{key}`: {name!r} is not a model that can be loaded: {reason}{hint}"]) from error
+        raise ConfigError([f"`{key}`: {name!r} is not a model that can be loaded: {reason}"]) from error
     return name
 
 
-def _datasets(recipe: Recipe) -> tuple[Any, Any]:
-    """Training and test split; the latter None where nothing needs it."""
-    run = recipe.run
-    needed = {"dataset_train_split": run.dataset_train_split}
-    if recipe.policy.eval_strategy != "no" or run.held_out_prompts:
-        needed["dataset_test_split"] = run.dataset_test_split
-    splits = _splits(recipe)
-    missing = [
-        f"`{key}`: {name!r} is not a split of the data set, which has {', '.join(splits)}."
-        for key, name in needed.items()
-        if name not in splits
-    ]
-    if missing:
-        raise ConfigError(missing)
-    return splits[run.dataset_train_split], splits.get(run.dataset_test_split)
-
-
-def _splits(recipe: Recipe) -> Mapping[str, Any]:
-    run = recipe.run
-    if recipe.mixture.datasets:
-        try:
-            return get_dataset(recipe.mixture)
-        except (OSError, ValueError) as error:
-            raise ConfigError([f"`datasets`: cannot be loaded: {error}"]) from error
-    if run.dataset_name in SOURCES:
-        return {name: SOURCES[run.dataset_name](name) for name in SPLITS}
-    if run.dataset_name:
-        try:
-            return load_dataset(run.dataset_name, name=run.dataset_config, streaming=run.dataset_streaming)
-        except (OSError, ValueError) as error:  # not found, no network, no such configuration
-            hint = unknown_name("dataset_name", run.dataset_name, SOURCES)
-            raise ConfigError([f"{hint} Nor is it a data set that can be loaded: {error}"]) from error
-    raise ConfigError([f"`dataset_name`: not set; give a data set, `datasets`, or {', '.join(SOURCES)}."])
-
-
-def _held_out_prompts(recipe: Recipe, test_dataset: Any) -> Any:
-    count = recipe.run.held_out_prompts
+def _held_out_prompts(count: int, test_dataset: Any) -> Dataset | None:
     return Dataset.from_list(list(itertools.islice(test_dataset, count))) if count else None
 
 
-def _reward_functions(recipe: Recipe) -> list[Any]:
-    run, args = recipe.run, recipe.policy
-    rewards: list[Any] = []
-    problems: list[str] = []
-    if run.reward_model_name_or_path:
-        path = _found_model("reward_model_name_or_path", run.reward_model_name_or_path, "main", args.trust_remote_code)
-        rewards.append(path)
-    for name in run.reward_funcs or []:
-        try:
-            rewards.append(load_reward(name))
-        except Exception as error:  # the user's code may raise anything while it is imported
-            problems.append(f"`reward_funcs`: {name!r} cannot be loaded: {type(error).__name__}: {error}")
-    if not rewards and not problems:
-        problems.append("`reward_funcs`: not set; give the name or path of at least one reward function.")
-    if problems:
-        raise ConfigError(problems)
-    return rewards
+def _settings(recipe: Recipe, arguments: Arguments) -> dict[str, Any]:
+    """Every setting as resolved; what the library works out is asked of the library."""
+    values = {
+        key: getattr(arguments.policy, key) if value == schema.COMPUTED else value
+        for key, value in recipe.values.items()
+    }
+    return values | ({"env": dict(recipe.environment)} if recipe.environment else {})
 
 
-def load_reward(name: str) -> RewardFunction:
-    """A reward function, by its name in `trl_algos.rewards` or its path: `package.module.name` or `dir/file.py:name`.
-
-    Only an explicit path runs code that is not ours or TRL's.
-
-    Raises:
-        ValueError: there is no such name.
-        TypeError: what the path leads to is no function.
-        Exception: whatever importing the module raised.
-    """
-    path, separator, function = name.rpartition(":")
-    if separator and path.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-        if spec is None or spec.loader is None or not os.path.isfile(path):
-            raise FileNotFoundError(f"there is no file {path}")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    elif "." in name:
-        module_name, _, function = name.rpartition(".")
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(module_name)
-    else:
-        return find_reward(name)
-    found = getattr(module, function)
-    if not callable(found):
-        raise TypeError(f"{function} is a {type(found).__name__}, not a function")
-    return found
+def _open_folder(folder: str, settings: dict[str, Any], resumed: bool) -> None:
+    """Put what an earlier run left aside, and write down what this one does before it starts."""
+    if not resumed:
+        keep_previous(folder)
+    defaults = {key: setting.default for key, setting in schema.settings().items()}
+    write_recipe(folder, settings, defaults)
 
 
 def _report(
     trainer: PolicyTrainer,
-    recipe: Recipe,
-    prompts: int,
+    arguments: Arguments,
+    settings: dict[str, Any],
     before: HeldOut | None,
     after: HeldOut | None,
     seconds: float,
 ) -> None:
-    folder = Path(recipe.policy.output_dir)
+    folder, steps = Path(arguments.policy.output_dir), trainer.state.global_step
     summary = {
-        "algorithm": recipe.policy.algorithm,
-        "steps": trainer.state.global_step,
+        "algorithm": arguments.policy.algorithm,
+        "steps": steps,
         "training_seconds": round(seconds, 1),
         "held_out": {
-            "prompts": prompts,
-            "samples_per_prompt": recipe.run.held_out_samples,
-            "before": before,
-            "after": after,
+            "prompts": before.prompts if before else 0,
+            "samples_per_prompt": arguments.run.held_out_samples,
+            "before": before and _means(before),
+            "after": after and _means(after),
         },
         "last_log": _last_log(trainer),
-        "settings": _settings(recipe),
-        "versions": _versions(),
+        "settings": public_settings(settings),
+        "versions": versions(),
     }
-    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2, default=str) + "\n")
-    if recipe.run.plot:
-        plot_run(trainer.state.log_history, folder / PLOT_FILE, f"{recipe.policy.algorithm}: {folder.name}")
+    write_text(folder / SUMMARY_FILE, json.dumps(summary, indent=2, default=str) + "\n")
+    if arguments.run.plot:
+        plot_run(trainer.state.log_history, folder / PLOT_FILE, f"{arguments.policy.algorithm}: {folder.name}")
     console = Console()
     if before and after:
-        console.print(_held_out_table(before, after, prompts))
-    console.print(
-        f"Trained {trainer.state.global_step} steps in {seconds:.0f} s. Model, {SUMMARY_FILE} and plots: {folder}"
-    )
+        console.print(_held_out_table(before, after))
+    console.print(f"Trained {steps} steps in {seconds:.0f} s. Model, {SUMMARY_FILE} and plots: {folder}")
 
 
-def _held_out_table(before: HeldOut, after: HeldOut, prompts: int) -> Table:
-    table = Table(title=f"Mean reward on {prompts} held-out prompts")
+def _means(held_out: HeldOut) -> dict[str, dict[str, float]]:
+    return {"greedy": held_out.greedy, "sampled": held_out.sampled}
+
+
+def _held_out_table(before: HeldOut, after: HeldOut) -> Table:
+    table = Table(title=f"Mean reward on {before.prompts} held-out prompts")
     for heading in ("completion", "reward function", "before", "after", "change"):
         table.add_column(heading, justify="left" if heading in ("completion", "reward function") else "right")
-    for kind, rewards in before.items():
+    for kind, rewards in _means(before).items():
         for name, value in rewards.items():
-            later = after[kind][name]
+            later = _means(after)[kind][name]
             table.add_row(kind, name, f"{value:.3f}", f"{later:.3f}", f"{later - value:+.3f}")
     return table
 
@@ -320,19 +203,3 @@ def _last_log(trainer: PolicyTrainer) -> dict[str, Any]:
         if "loss" in entry:
             merged |= entry
     return merged
-
-
-def _settings(recipe: Recipe) -> dict[str, Any]:
-    """Every setting as resolved, without secrets."""
-    settings = {**vars(recipe.run), **vars(recipe.model), **recipe.policy.to_dict()}
-    return {name: value for name, value in sorted(settings.items()) if "token" not in name or name.endswith("_tokens")}
-
-
-def _versions() -> dict[str, str]:
-    found = {"trl_algos": __version__, "python": platform.python_version()}
-    for package in _VERSIONS:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

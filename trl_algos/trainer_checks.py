@@ -1,0 +1,193 @@
+"""What TRL and transformers would refuse later, found early and said by key; and batch sizes that do not fit.
+
+The rules are those of `TrainingArguments`, `GRPOConfig` and the trainers (transformers 5.24, TRL 1.16), whose own
+checks still run when a config is built.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trl_algos.errors import unknown_name
+
+Values = Mapping[str, Any]
+
+
+NAMES: Mapping[str, tuple[Any, ...]] = {
+    "vllm_mode": ("colocate", "server"),
+    "vllm_model_impl": ("vllm", "transformers"),
+    "include_num_input_tokens_seen": ("all", "non_padding", "no", True, False),
+    "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver"),
+    "cache_implementation": (
+        "dynamic",
+        "static",
+        "offloaded",
+        "offloaded_static",
+        "quantized",
+        "paged",
+        "sliding_window",
+        "hybrid",
+        "hybrid_chunked",
+        "offloaded_hybrid",
+        "offloaded_hybrid_chunked",
+    ),
+}
+"""Settings of type text -> the names that the library knows, where its class does not list them."""
+
+
+def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
+    """A message for each combination that the trainer could not run.
+
+    Args:
+        values: settings, resolved; enums or their names.
+        num_processes: processes that train together.
+    """
+    for name, known in NAMES.items():
+        if values[name] is not None and values[name] not in known:
+            yield unknown_name(name, values[name], [word for word in known if isinstance(word, str)])
+    yield from _precision_problems(values)
+    yield from _schedule_problems(values)
+    yield from _best_model_problems(values)
+    yield from _loading_problems(values)
+    yield from batch_problems(values, num_processes)
+
+
+def launched_processes() -> int:
+    """Processes that train together, as the launcher has told this one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def completions_per_update(values: Values, num_processes: int) -> int:
+    """Completions that are sampled, over all processes, before the weights change: whole optimizer steps."""
+    steps = max(steps_per_generation(values, num_processes), values["gradient_accumulation_steps"])
+    return int(values["per_device_train_batch_size"] * num_processes * steps)
+
+
+def steps_per_generation(values: Values, num_processes: int) -> int:
+    """Micro-batches that one round of generation fills: as set, or as `generation_batch_size` says, or one update's."""
+    if values["steps_per_generation"] is not None:
+        return int(values["steps_per_generation"])
+    if values["generation_batch_size"] is not None:
+        return int(values["generation_batch_size"] // (values["per_device_train_batch_size"] * num_processes))
+    return int(values["gradient_accumulation_steps"])
+
+
+def batch_problems(values: Values, num_processes: int) -> Iterator[str]:
+    """A message for each batch size that cannot be split evenly into groups, micro-batches and processes.
+
+    Args:
+        values: settings, resolved.
+        num_processes: processes that train together.
+    """
+    micro = values["per_device_train_batch_size"] * num_processes
+    whole, generations = values["generation_batch_size"], values["num_generations"]
+    of = f"`per_device_train_batch_size` {values['per_device_train_batch_size']} on {_processes(num_processes)}"
+    if whole is not None and values["steps_per_generation"] is not None:
+        if whole != micro * values["steps_per_generation"]:
+            yield (
+                f"`generation_batch_size`: {whole!r} and `steps_per_generation` "
+                f"({values['steps_per_generation']}) say the same thing twice, and differ; set one of them."
+            )
+    elif whole is not None and whole % micro:
+        yield f"`generation_batch_size`: {whole!r} must be a multiple of {micro} ({of})."
+        return
+    rows = micro * steps_per_generation(values, num_processes)
+    if rows % generations:
+        yield (
+            f"`num_generations`: {generations!r} does not divide the {rows} completions of a generation batch ({of}, "
+            f"times {rows // micro} steps), so groups would be torn apart; {_divisors(rows)}"
+        )
+    yield from _eval_batch_problems(values, num_processes)
+    horizon, least = values["kl_horizon"], completions_per_update(values, num_processes) / 5
+    if horizon is not None and horizon <= least:
+        yield (
+            f"`kl_horizon`: {horizon!r} is too short for updates of {5 * least:.0f} completions: it must be above "
+            f"{least:g}, or one update could turn `beta` negative."
+        )
+
+
+def _eval_batch_problems(values: Values, num_processes: int) -> Iterator[str]:
+    if _name(values["eval_strategy"]) == "no":
+        return
+    rows = values["per_device_eval_batch_size"] * num_processes
+    generations = values["num_generations_eval"] or values["num_generations"]
+    if rows % generations:
+        yield (
+            f"`per_device_eval_batch_size`: {values['per_device_eval_batch_size']!r} on {_processes(num_processes)} "
+            f"is no multiple of the {generations} completions per prompt in evaluation; change it or set "
+            "`num_generations_eval`."
+        )
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _divisors(rows: int) -> str:
+    """What could be set instead, for a batch of `rows`."""
+    divisors = [n for n in range(2, min(rows, 64) + 1) if rows % n == 0]
+    return f"possible are {', '.join(map(str, divisors))}." if divisors else "take a larger batch."
+
+
+def _precision_problems(values: Values) -> Iterator[str]:
+    if values["fp16"] and values["bf16"]:
+        yield "`fp16`: true together with `bf16`; set one of them."
+    if values["fp16_full_eval"] and values["bf16_full_eval"]:
+        yield "`fp16_full_eval`: true together with `bf16_full_eval`; set one of them."
+
+
+def _schedule_problems(values: Values) -> Iterator[str]:
+    evaluates = _name(values["eval_strategy"]) != "no"
+    scheduler = _name(values["lr_scheduler_type"])
+    if scheduler in ("reduce_lr_on_plateau", "greedy") and not evaluates:
+        yield f"`lr_scheduler_type`: {scheduler} needs evaluations to react to; set `eval_strategy`."
+    if _name(values["save_strategy"]) == "best" and not evaluates:
+        yield "`save_strategy`: best needs evaluations to compare; set `eval_strategy`."
+    if values["max_steps"] < 1 and values["max_steps"] != -1:
+        yield f"`max_steps`: {values['max_steps']!r} is out of range; it must be at least 1, or -1 to count epochs."
+    if values["dataloader_prefetch_factor"] is not None and not values["dataloader_num_workers"]:
+        yield "`dataloader_prefetch_factor`: is not used without `dataloader_num_workers`."
+    if values["dataloader_persistent_workers"] and not values["dataloader_num_workers"]:
+        yield "`dataloader_persistent_workers`: is not used without `dataloader_num_workers`."
+    if values["sync_ref_model"] and not values["beta"]:
+        yield "`sync_ref_model`: true, but there is no reference model while `beta` is 0."
+
+
+def _best_model_problems(values: Values) -> Iterator[str]:
+    evaluate, save = _name(values["eval_strategy"]), _name(values["save_strategy"])
+    if not values["load_best_model_at_end"] or save == "best":
+        return
+    if evaluate != save:
+        yield (
+            f"`load_best_model_at_end`: needs `eval_strategy` ({evaluate}) and `save_strategy` ({save}) to be the same."
+        )
+    elif evaluate == "steps" and not _is_multiple(values["save_steps"], values["eval_steps"] or values["logging_steps"]):
+        yield (
+            f"`load_best_model_at_end`: needs `save_steps` ({values['save_steps']:g}) to be a multiple of "
+            f"`eval_steps` ({values['eval_steps'] or values['logging_steps']:g})."
+        )
+
+
+def _is_multiple(steps: float, of: float) -> bool:
+    if (steps < 1) != (of < 1):  # a share and a count
+        return False
+    return math.isclose(steps / of, round(steps / of), rel_tol=1e-9)
+
+
+def _loading_problems(values: Values) -> Iterator[str]:
+    if values["auto_find_batch_size"]:
+        yield (
+            "`auto_find_batch_size`: true would tear groups apart when it halves the batch; set "
+            "`per_device_train_batch_size` lower instead."
+        )
+    if values["log_completions_hub_repo"] is not None and not values["log_completions"]:
+        yield "`log_completions_hub_repo`: is not used without `log_completions`."
+    if values["use_transformers_paged"]:
+        yield "`use_transformers_paged`: is replaced by `use_transformers_continuous_batching`."
+    if values["vllm_importance_sampling_cap"] is not None:
+        yield "`vllm_importance_sampling_cap`: is replaced by `vllm_importance_sampling_clip_max`."
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "value", value))
