@@ -281,6 +281,104 @@ def test_overrides_alone():
     assert build(read_recipe(None, [*ON_CPU, "--algorithm", "gspo"])).policy.epsilon == 3e-4
 
 
+# Recipes that extend others
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> typing.Callable[..., Path]:
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_recipe_that_extends_another(write: typing.Callable[..., Path]):
+    """The nearer recipe wins, key by key and whole blocks; the place of the base is relative to the recipe."""
+    write("root.yaml", "algorithm: dapo\nbeta: 0.3\nkl_placement: loss\nenv: {A: 1, B: 2}\nseed: 1\n")
+    write("sub/base.yaml", "extends: ../root.yaml\nseed: 2\ngeneration_kwargs: {min_p: 0.1, num_beams: 1}\n")
+    top = write("sub/top.yaml", "extends: base.yaml\nenv: {C: 3}\ngeneration_kwargs: {min_p: 0.2}\n")
+    recipe = read_recipe(str(top), ["--beta", "0.4"])
+    values = recipe.values
+    assert (values["algorithm"], values["seed"], values["beta"], values["kl_placement"]) == ("dapo", 2, 0.4, "loss")
+    assert values["generation_kwargs"] == {"min_p": 0.2}
+    assert recipe.environment == {"C": "3"}
+    assert recipe.sources["seed"].endswith("sub/base.yaml:2")
+    assert recipe.sources["kl_placement"].endswith("root.yaml:3")
+    assert recipe.sources["beta"] == "command line"
+    assert "extends" not in recipe.written
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("extends: missing.yaml", "there is no file 'missing.yaml'"),
+        ("extends: [a, b]", "is not the name of a recipe"),
+        ("extends:", "is not the name of a recipe"),
+        ("extends: {a: b}", "is not the name of a recipe"),
+        ("extends: recipe.yaml", "leads back"),
+        ("extends: other.yaml", "leads back"),
+    ],
+)
+def test_wrong_bases(write: typing.Callable[..., Path], text: str, says: str):
+    write("other.yaml", "extends: recipe.yaml\nseed: 1\n")
+    path = write("recipe.yaml", f"algorithm: dapo\n{text}\n")
+    with pytest.raises(ConfigError) as error:
+        read_recipe(str(path))
+    (message,) = error.value.problems
+    assert "`extends`" in message
+    assert says in message
+
+
+def test_a_problem_in_the_base_names_the_base(write: typing.Callable[..., Path]):
+    base = write("base.yaml", "algorithm: dapo\nbta: 1\n")
+    with pytest.raises(ConfigError) as error:
+        read_recipe(str(write("recipe.yaml", "extends: base.yaml\nseed: 1\n")))
+    assert error.value.problems[0].startswith(f"{base}:2: `bta`")
+
+
+def test_keys_given_twice_in_a_block(problems: typing.Callable[..., list[str]]):
+    (message,) = problems("algorithm: grpo\ngeneration_kwargs:\n  min_p: 0.1\n  min_p: 0.2")
+    assert message.startswith("FILE:2: `generation_kwargs`")
+    assert "'min_p' stands twice in it (line 4)" in message
+
+
+# What was set for nothing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lora_r: 8",
+        "vllm_mode: server",
+        "bnb_4bit_quant_type: fp4",
+        "entropy_target: 0.3",
+        "ref_model_sync_steps: 5",
+        "log_unique_prompts: true",
+        "hub_model_id: me/model",
+        "held_out_samples: 2",
+        "eval_steps: 5",
+    ],
+)
+def test_settings_whose_switch_is_off(problems: typing.Callable[..., list[str]], text: str):
+    (message,) = problems(text)
+    assert message.startswith(f"FILE:1: `{text.partition(':')[0]}`")
+    assert message.endswith("is not set.")
+
+
+def test_a_switch_turned_off_on_purpose_silences_what_hangs_on_it(read: typing.Callable[..., Arguments]):
+    text = "use_peft: true\nlora_r: 8\nsave_steps: 50\nuse_vllm: true\nvllm_mode: server\n"
+    arguments = read(text, "--use_peft=false", "--save_strategy=no", "--use_vllm=false")
+    assert (arguments.model.use_peft, arguments.model.lora_r) == (False, 8)
+
+
+def test_columns_that_rewards_read_stay(problems: typing.Callable[..., list[str]]):
+    (message,) = problems("remove_unused_columns: true")
+    assert message.startswith("FILE:1: `remove_unused_columns`")
+
+
 # The command line
 
 

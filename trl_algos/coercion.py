@@ -65,7 +65,9 @@ def _coerce_block(block: type[Block], value: Any) -> dict[str, Any]:
         if setting.required and name not in value:
             raise ValueError(f"{name!r} is missing in it.")
     return {
-        name: None if item is None and not block.settings[name].required else _inside(f"{name}: ", block.settings[name].annotation, item)
+        name: None
+        if item is None and not block.settings[name].required
+        else _inside(f"{name}: ", block.settings[name].annotation, item)
         for name, item in value.items()
     }
 

@@ -10,10 +10,10 @@ from trl import GRPOConfig
 
 from trl_algos import _compat  # noqa: F401 - refuses another TRL
 from trl_algos.algorithms import advantage_estimators, advantage_settings, surrogate_settings, surrogates
-from trl_algos.trainer_checks import launched_processes, trainer_problems
 from trl_algos.combinations import doubts
 from trl_algos.errors import ConfigError
 from trl_algos.resolution import resolve
+from trl_algos.trainer_checks import launched_processes, trainer_problems
 
 
 class _One(int):

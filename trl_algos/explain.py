@@ -40,7 +40,9 @@ def difference(first: Recipe, second: Recipe) -> list[str]:
     """The text that `trl-algos explain --diff A B` prints: lines of the objective and settings that are not the same."""
     lines = [f"< {first.path}", f"> {second.path}"]
     ours, theirs = objective_text(first.values), objective_text(second.values)
-    changed = [f"< {line}" for line in ours if line not in theirs] + [f"> {line}" for line in theirs if line not in ours]
+    changed = [f"< {line}" for line in ours if line not in theirs] + [
+        f"> {line}" for line in theirs if line not in ours
+    ]
     lines += ["", "Objective", *_wrapped(changed or ["the same"])]
     keys = [key for key in first.values if first.values[key] != second.values[key]]
     lines += ["", "Settings", *([] if keys else ["  the same"])]

@@ -25,7 +25,6 @@ class HeldOut:
     sampled: dict[str, float]
 
 
-
 def held_out_rewards(trainer: PolicyTrainer, prompts: Dataset, samples: int = 1, seed: int = 0) -> HeldOut:
     """Mean reward of greedy and of sampled completions; an accuracy, where the reward is 1 for a right answer.
 

@@ -20,7 +20,6 @@ from trl_algos.resolution import resolve
 from trl_algos.trainer_checks import launched_processes, trainer_problems
 from trl_algos.unused import unused_problems
 
-
 FILE_OR_BLOCK = ("deepspeed", "accelerator_config", "fsdp_config")
 """Settings that take a block of settings or the path of a file with them."""
 

@@ -162,7 +162,9 @@ def _best_model_problems(values: Values) -> Iterator[str]:
         yield (
             f"`load_best_model_at_end`: needs `eval_strategy` ({evaluate}) and `save_strategy` ({save}) to be the same."
         )
-    elif evaluate == "steps" and not _is_multiple(values["save_steps"], values["eval_steps"] or values["logging_steps"]):
+    elif evaluate == "steps" and not _is_multiple(
+        values["save_steps"], values["eval_steps"] or values["logging_steps"]
+    ):
         yield (
             f"`load_best_model_at_end`: needs `save_steps` ({values['save_steps']:g}) to be a multiple of "
             f"`eval_steps` ({values['eval_steps'] or values['logging_steps']:g})."
