@@ -98,8 +98,8 @@ class PolicyConfig(GRPOConfig):
     reward_on_error: str = field(
         default="raise",
         metadata={
-            "help": "What a reward function that raises or takes longer than reward_timeout does: raise stops the run, "
-            "none leaves the completions unscored by it.",
+            "help": "What happens when a reward function raises, or takes longer than reward_timeout: raise stops the "
+            "run, none leaves the completions unscored by it.",
             "choices": ["raise", "none"],
         },
     )
