@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from trl_algos.errors import nearest
-from trl_algos.schema import Block
+from trl_algos.schema import Block, Setting
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -64,12 +64,13 @@ def _coerce_block(block: type[Block], value: Any) -> dict[str, Any]:
     for name, setting in block.settings.items():
         if setting.required and name not in value:
             raise ValueError(f"{name!r} is missing in it.")
-    return {
-        name: None
-        if item is None and not block.settings[name].required
-        else _inside(f"{name}: ", block.settings[name].annotation, item)
-        for name, item in value.items()
-    }
+    return {name: _field(block.settings[name], item) for name, item in value.items()}
+
+
+def _field(setting: Setting, value: Any) -> Any:
+    if value is None and not setting.required:  # dataclasses write `tp_size: int = None`
+        return None
+    return _inside(f"{setting.name}: ", setting.annotation, value)
 
 
 def _inside(place: str, annotation: Any, value: Any) -> Any:

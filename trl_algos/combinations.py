@@ -94,7 +94,8 @@ def _engine_problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"`vllm_importance_sampling_clip_max`: not set, but {mode} needs it to cap the weights."
     elif low is not None and high is not None and low >= high:
         yield (
-            f"`vllm_importance_sampling_clip_min`: {low!r} must be below `vllm_importance_sampling_clip_max` ({high!r})."
+            f"`vllm_importance_sampling_clip_min`: {low!r} must be below `vllm_importance_sampling_clip_max` "
+            f"({high!r})."
         )
     if values["surrogate"] == "gmpo" and values["use_vllm"] and corrected and mode == "token_mask":
         yield (

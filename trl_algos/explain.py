@@ -1,4 +1,4 @@
-"""`trl-algos explain`: what a recipe trains, in words: its objective, every setting with its source, what is not used."""
+"""`trl-algos explain`: a recipe's objective in words, every setting with its source, and what is not used."""
 
 import json
 import textwrap
@@ -37,7 +37,7 @@ def explanation(recipe: Recipe, with_defaults: bool = True) -> list[str]:
 
 
 def difference(first: Recipe, second: Recipe) -> list[str]:
-    """The text that `trl-algos explain --diff A B` prints: lines of the objective and settings that are not the same."""
+    """The text that `trl-algos explain --diff A B` prints: lines of the objective and settings that differ."""
     lines = [f"< {first.path}", f"> {second.path}"]
     ours, theirs = objective_text(first.values), objective_text(second.values)
     changed = [f"< {line}" for line in ours if line not in theirs] + [

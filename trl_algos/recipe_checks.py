@@ -42,10 +42,11 @@ def summary(recipe: Recipe) -> list[str]:
     """What a recipe without problems will do: sizes of a step, and the memory of weights where they lie here."""
     values, processes = recipe.values, recipe.num_processes
     rows = completions_per_update(values, processes)
+    prompts = rows // values["num_generations"]
     lines = [
         f"{recipe.path}: no problem found. {ALGORITHMS[values['algorithm']].title}.",
-        f"  {processes} process{'es' if processes > 1 else ''}, {rows} completions of {rows // values['num_generations']} "
-        f"prompts sampled at a time, {_optimizer_steps(recipe)} optimizer steps on them.",
+        f"  {processes} process{'es' if processes > 1 else ''}, {rows} completions of {prompts} prompts sampled at a "
+        f"time, {_optimizer_steps(recipe)} optimizer step(s) on them.",
         *(f"  Doubt: {message}" for message in doubts(values)),
     ]
     folder = _model_folder(values["model_name_or_path"])

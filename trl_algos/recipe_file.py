@@ -54,32 +54,26 @@ def read_files(path: str, problems: list[str]) -> dict[str, Value]:
     `extends: base.yaml` names a recipe, relative to the folder of the one that says so, whose keys hold wherever the
     recipe has none of its own. A key is taken over whole, blocks included.
     """
-    values: dict[str, Value] = {}
-    chain: list[Path] = []
-    following: str | None = path
-    while following is not None:
-        if Path(following).resolve() in chain:
-            problems.append(f"{said.where}`extends`: {said.value!r} leads back to a recipe that extends it.")
-            break
-        chain.append(Path(following).resolve())
-        own = read_file(following, problems)
-        said = own.pop("extends", Value(None, None, ""))
-        values = own | values
-        following = _base(following, said, problems)
-    return values
+    return _with_base(Path(path), (), problems)
 
 
-def _base(path: str, said: Value, problems: list[str]) -> str | None:
-    """File that `extends` names in the recipe `path`."""
-    if said.text is None or not said.text.strip():
-        if said.where:
-            problems.append(f"{said.where}`extends`: {said.value!r} is not the name of a recipe.")
-        return None
-    base = Path(path).parent / said.text
-    if not base.is_file():
-        problems.append(f"{said.where}`extends`: there is no file {said.text!r} beside the recipe.")
-        return None
-    return str(base)
+def _with_base(path: Path, extending: tuple[Path, ...], problems: list[str]) -> dict[str, Value]:
+    """Keys of a recipe over those of its base; `extending` are the recipes that led here."""
+    own = read_file(str(path), problems)
+    if "extends" not in own:
+        return own
+    named = own.pop("extends")
+    chain = (*extending, path.resolve())
+    base = path.parent / (named.text or "")
+    if not (named.text or "").strip():
+        problems.append(f"{named.where}`extends`: {named.value!r} is not the name of a recipe.")
+    elif not base.is_file():
+        problems.append(f"{named.where}`extends`: there is no file {named.text!r} beside the recipe.")
+    elif base.resolve() in chain:
+        problems.append(f"{named.where}`extends`: {named.text!r} leads back to a recipe that extends it.")
+    else:
+        return _with_base(base, chain, problems) | own
+    return own
 
 
 def read_file(path: str, problems: list[str]) -> dict[str, Value]:

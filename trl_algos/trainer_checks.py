@@ -65,7 +65,7 @@ def completions_per_update(values: Values, num_processes: int) -> int:
 
 
 def steps_per_generation(values: Values, num_processes: int) -> int:
-    """Micro-batches that one round of generation fills: as set, or as `generation_batch_size` says, or one update's."""
+    """Micro-batches that one round of generation fills: as set, as `generation_batch_size` says, or one update's."""
     if values["steps_per_generation"] is not None:
         return int(values["steps_per_generation"])
     if values["generation_batch_size"] is not None:
@@ -160,7 +160,7 @@ def _best_model_problems(values: Values) -> Iterator[str]:
         return
     if evaluate != save:
         yield (
-            f"`load_best_model_at_end`: needs `eval_strategy` ({evaluate}) and `save_strategy` ({save}) to be the same."
+            f"`load_best_model_at_end`: needs `eval_strategy` ({evaluate}) and `save_strategy` ({save}) to be equal."
         )
     elif evaluate == "steps" and not _is_multiple(
         values["save_steps"], values["eval_steps"] or values["logging_steps"]
