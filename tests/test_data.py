@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from trl_algos.data import SOURCES, arithmetic, bundled_model_path, is_held_out
+from trl_algos.data import SOURCES, arithmetic, bundled_model_path, is_held_out, operand_pairs
 
 
 def operands(prompt: str) -> tuple[int, int]:
@@ -40,6 +40,11 @@ def test_held_out_rule_is_frozen_and_knows_no_order() -> None:
     assert (len(arithmetic("train")), len(arithmetic("test"))) == (8_031, 1_969)
     assert [b for b in range(30) if is_held_out(47, b)] == [6, 7, 22]
     assert all(is_held_out(a, b) == is_held_out(b, a) for a in range(40) for b in range(a))
+
+
+def test_operand_pairs_are_those_of_the_prompts() -> None:
+    assert operand_pairs("test", 30) == [(a, b) for a in range(31) for b in range(31) if is_held_out(a, b)]
+    assert sorted(map(operands, arithmetic("train", max_operand=9)["prompt"])) == operand_pairs("train", 9)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

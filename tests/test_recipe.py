@@ -82,7 +82,7 @@ LINES = [  # line, field, value; the type is compared as well, since 100 == 100.
     ("max_steps: 100.0", "max_steps", 100),
     ("max_steps: '100'", "max_steps", 100),
     ("num_generations: 8.0", "num_generations", 8),
-    ("seed: 9007199254740993", "seed", 9007199254740993),  # 2^53 + 1, which no float holds
+    ("save_total_limit: 9007199254740993", "save_total_limit", 9007199254740993),  # 2^53 + 1, which no float holds
     ("epsilon_high:", "epsilon_high", None),
     ("epsilon_high: null", "epsilon_high", None),
     ("num_generations_eval: ~", "num_generations_eval", None),

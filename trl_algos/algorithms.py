@@ -8,13 +8,13 @@ trainer; a setting (`SETTING_OF_PARAMETER`), filled from the config; or it keeps
 parameters of a surrogate are settings, under the config's own names. So a new function needs no glue.
 """
 
+from __future__ import annotations
+
 import inspect
 import keyword
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from trl_algos.core import advantages as _advantages
 from trl_algos.core import returns as _returns
@@ -22,6 +22,9 @@ from trl_algos.core import surrogates as _surrogates
 from trl_algos.core.aggregation import AGGREGATIONS
 from trl_algos.core.kl import KL_ESTIMATORS
 from trl_algos.core.ratios import RATIO_LEVELS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROLLOUT_FIELDS = (
     "rewards",
@@ -94,7 +97,7 @@ class Algorithm:
     title: str
     paper: str
     advantage: Callable[..., Tensor]
-    surrogate: Callable[..., "_surrogates.SurrogateTerms"] = _surrogates.clip
+    surrogate: Callable[..., _surrogates.SurrogateTerms] = _surrogates.clip
     ratio_level: str = "token"
     aggregation: str = "token_mean"
     kl_placement: str = "none"

@@ -15,7 +15,7 @@ USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe
        trl-algos explain --diff RECIPE RECIPE      what two recipes do not have in common
        trl-algos list [ALGORITHM ...]              the algorithms; of those named, their defaults too
        trl-algos init ALGORITHM [FILE]             write a starter recipe
-       trl-algos plot RUN ... [--output FILE] [--metrics NAME ...]
+       trl-algos plot RUN ... [--output FILE] [--metrics NAME ...] [--by KEY ...]
                                                    curves of runs, those that differ in the seed as a band
        trl-algos --version
 
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         return _refuse(error.problems)
+    except BrokenPipeError:  # the reader has seen enough: `trl-algos list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _debug_flag(words: list[str]) -> tuple[bool, list[str]]:
@@ -134,9 +137,11 @@ def _init(words: list[str]) -> int:
 
 
 def _plot(words: list[str]) -> int:
-    from trl_algos.plots import compare_runs, plot_arguments
+    from trl_algos.comparison import plot_arguments
+    from trl_algos.plots import compare_runs
 
-    _write(f"Wrote {compare_runs(**plot_arguments(words))}")
+    arguments = plot_arguments(words)
+    _write(f"Wrote {compare_runs(arguments.runs, arguments.output, arguments.metrics, arguments.by)}")
     return 0
 
 

@@ -57,14 +57,24 @@ def arithmetic(split: Split, size: int | None = None, max_operand: int = 99, see
 
     if split not in get_args(Split):
         raise ValueError(f"`split` must be one of {', '.join(get_args(Split))}, but is {split!r}.")
-    operands = range(max_operand + 1)
-    held_out = split == "test"
-    pairs = [(a, b) for a in operands for b in operands if is_held_out(a, b) == held_out]
+    pairs = operand_pairs(split, max_operand)
     if size is not None and not 0 < size <= len(pairs):
         raise ValueError(f"`size` must be between 1 and {len(pairs)}, the prompts in {split!r}, but is {size}.")
     random.Random(seed).shuffle(pairs)
     pairs = pairs[:size]
     return Dataset.from_dict({"prompt": [f"{a}+{b}=" for a, b in pairs], "answer": [str(a + b) for a, b in pairs]})
+
+
+def operand_pairs(split: Split, max_operand: int = 99) -> list[tuple[int, int]]:
+    """Every ordered pair of operands of a split of `arithmetic`, in ascending order.
+
+    Args:
+        split: `"train"` or `"test"`.
+        max_operand: Largest operand.
+    """
+    operands = range(max_operand + 1)
+    held_out = split == "test"
+    return [(a, b) for a in operands for b in operands if is_held_out(a, b) == held_out]
 
 
 def bundled_model_path() -> str:

@@ -14,6 +14,7 @@ _BELOW_ONE: _Rule = (lambda x: 0 <= x < 1, "at least 0 and below 1")
 _SHARE_ABOVE_ZERO: _Rule = (lambda x: 0 < x <= 1, "above 0 and at most 1")
 _WHOLE: _Rule = (lambda x: x >= 0 and x == int(x), "a whole number of at least 0")
 _COUNT: _Rule = (lambda x: x >= 1 and x == int(x), "a whole number of at least 1")
+_SEED: _Rule = (lambda x: 0 <= x < 2**32 and x == int(x), "a whole number from 0 to 4294967295")
 _STEPS: _Rule = (lambda x: 0 < x < 1 or (x >= 1 and x == int(x)), "a whole number of steps, or a share below 1")
 
 RANGES: Mapping[str, _Rule] = {
@@ -82,8 +83,8 @@ RANGES: Mapping[str, _Rule] = {
     "dataloader_prefetch_factor": _COUNT,
     "ddp_timeout": _COUNT,
     "ddp_bucket_cap_mb": _COUNT,
-    "seed": _WHOLE,
-    "data_seed": _WHOLE,
+    "seed": _SEED,
+    "data_seed": _SEED,
     "num_completions_to_print": _COUNT,
     # Adapter, and what is measured
     "lora_r": _COUNT,
@@ -108,9 +109,14 @@ def range_problems(values: MutableMapping[str, Any], defaults: Mapping[str, Any]
         if value is None:
             continue
         number = isinstance(value, Real) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not holds(value):
+        if not number or not _is_finite(value) or not holds(value):
             state = "out of range" if number else "not a number"
             yield f"`{name}`: {value!r} is {state}; it must be {rule}."
             values[name] = defaults.get(name)
-        elif rule in (_COUNT[1], _WHOLE[1]):
+        elif rule in (_COUNT[1], _WHOLE[1], _SEED[1]):
             values[name] = math.floor(value)
+
+
+def _is_finite(number: Any) -> bool:
+    """Whether a number is one that torch could hold: whole numbers have 64 bits there."""
+    return abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)

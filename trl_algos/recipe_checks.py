@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from trl_algos import schema
 from trl_algos.algorithms import ALGORITHMS
 from trl_algos.combinations import doubts
 from trl_algos.data import BUNDLED_MODELS
@@ -50,6 +51,8 @@ def summary(recipe: Recipe) -> list[str]:
         *(f"  Doubt: {message}" for message in doubts(values)),
     ]
     folder = _model_folder(values["model_name_or_path"])
+    if values["optim"] == schema.COMPUTED:
+        values = {**values, "optim": "adamw_torch"}  # fused or not, the states are the same
     if folder is None:
         return [*lines, "  Memory: not estimated, since the model does not lie here."]
     return [*lines, *(f"  {line}" for line in describe(estimate(folder, values, processes)))]

@@ -1,77 +1,164 @@
-"""Reward functions that a recipe can name, in TRL's form: lists in, one float per completion out."""
+"""Reward functions that a recipe can name, in TRL's form: lists in, one float or None per completion out.
 
-import difflib
-from collections.abc import Callable
+What a recipe may set is keyword-only, with a type and mostly a default; everything else is what TRL passes: prompts,
+completions, tokens, the columns of the data set. A function checks its settings before it looks at completions, so a
+call with none of them is the check. A reward of None means that a completion cannot be scored. All of them may be
+called from any thread.
+"""
+
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
-Completion = str | list[dict[str, Any]]
+from trl_algos.answers import Completion, completion_text, final_number
+from trl_algos.errors import ConfigError, unknown_name
+from trl_algos.reward_settings import check_setting, column_of
+from trl_algos.shape_rewards import format_tags, length
+from trl_algos.task_rewards import math_verify, reasoning_gym
+from trl_algos.trl_rewards import TRL_REWARDS, repetition_penalty_reward
+
 RewardFunction = Callable[..., list[float] | list[float | None]]
 
-# Reward functions of TRL that need no arguments; its `get_*` ones are factories.
-_TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 
-
-def completion_text(completion: Completion | None) -> str:
-    """The text of a completion: the string itself, or the content of the last message of a conversation.
-
-    Args:
-        completion: A string, or a list of message dicts, as TRL passes it for conversational prompts. Content given
-            in parts is joined; images and other parts without text count for nothing.
-
-    Returns:
-        The text, empty where there is none (no completion, no message, content `None`).
-    """
-    if isinstance(completion, list):
-        completion = completion[-1].get("content") if completion else None
-    if isinstance(completion, list):
-        completion = "".join(part.get("text") or "" for part in completion)
-    return completion or ""
-
-
-def exact_match(completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float]:
+def exact_match(
+    completions: Sequence[Completion],
+    *,
+    column: str = "answer",
+    ignore_case: bool = False,
+    ignore_space: bool = False,
+    ignore_final_punctuation: bool = False,
+    **kwargs: Any,
+) -> list[float]:
     """1.0 where the completion is the answer, 0.0 elsewhere.
 
-    White space around either is ignored; nothing else is, so `"0132"` is not `"132"`.
+    White space around either is ignored; nothing else is unless it is set, so `"0132"` is not `"132"`.
 
     Args:
         completions: Completions, plain or conversational (see `completion_text`).
-        answer: The data set's column of right answers, one per completion. An answer of `None` is never matched.
-        **kwargs: The other columns and arguments that TRL passes, unused.
+        column: Column of right answers, one per completion. An answer of `None` is never matched.
+        ignore_case: `"Paris"` is `"paris"`.
+        ignore_space: White space within the text does not count either: `"1 000"` is `"1000"`.
+        ignore_final_punctuation: `"132."` is `"132"`; it goes for `. , ; : ! ?` at the end.
+        **kwargs: The columns and arguments that TRL passes.
 
     Returns:
         One reward per completion.
+
+    Raises:
+        ConfigError: there is no such column.
     """
+
+    def comparable(text: str) -> str:
+        text = text.strip()
+        if ignore_final_punctuation:
+            text = text.rstrip(".,;:!?").rstrip()
+        if ignore_space:
+            text = "".join(text.split())
+        return text.casefold() if ignore_case else text
+
     return [
-        float(right is not None and completion_text(completion).strip() == str(right).strip())
-        for completion, right in zip(completions, answer, strict=True)
+        float(right is not None and comparable(completion_text(completion)) == comparable(str(right)))
+        for completion, right in zip(completions, column_of(kwargs, column), strict=True)
     ]
 
 
-REWARDS: dict[str, RewardFunction] = {"exact_match": exact_match}
-"""Our reward functions by the name that a recipe gives; `find_reward` knows TRL's as well."""
+def numeric_match(
+    completions: Sequence[Completion], *, column: str = "answer", tolerance: float = 1e-6, **kwargs: Any
+) -> list[float | None]:
+    """1.0 where the completion's final number is the answer's, 0.0 elsewhere and where it has none.
+
+    `trl_algos.answers.final_number` says which number counts: behind `####`, in a box, or the last one.
+
+    Args:
+        completions: Completions.
+        column: Column of right answers, as numbers or as text that gives one, such as GSM8K's.
+        tolerance: Largest difference, as a share of the answer.
+        **kwargs: The columns and arguments that TRL passes.
+
+    Returns:
+        One reward per completion; None where the answer gives no number.
+
+    Raises:
+        ConfigError: there is no such column, or `tolerance` is negative.
+    """
+    check_setting("tolerance", tolerance, tolerance >= 0, "0 or more")
+
+    def reward(completion: Completion, right: Any) -> float | None:
+        expected, given = final_number(right), final_number(completion_text(completion))
+        if expected is None:
+            return None
+        return float(given is not None and abs(given - expected) <= tolerance * abs(expected))
+
+    return [reward(c, right) for c, right in zip(completions, column_of(kwargs, column), strict=True)]
+
+
+def regex_match(
+    completions: Sequence[Completion],
+    *,
+    pattern: str,
+    group: int | str | None = None,
+    column: str = "answer",
+    **kwargs: Any,
+) -> list[float]:
+    """1.0 where the pattern is found in the completion and, if asked for, one of its groups is the answer.
+
+    Args:
+        completions: Completions.
+        pattern: Regular expression of Python, searched for anywhere; flags go in it, as in `(?is)`. One that takes
+            for ever cannot be interrupted.
+        group: Number or name of a group; what it holds in the last match must be the answer but for white space
+            around. Without it, `column` is not read.
+        column: Column of right answers.
+        **kwargs: The columns and arguments that TRL passes.
+
+    Returns:
+        One reward per completion.
+
+    Raises:
+        ConfigError: the pattern is not valid, has no such group, or there is no such column.
+    """
+    compiled = _compiled(pattern, group)
+    if group is None:
+        return [float(compiled.search(completion_text(completion)) is not None) for completion in completions]
+
+    def reward(completion: Completion, right: Any) -> float:
+        matches = list(compiled.finditer(completion_text(completion)))
+        held = matches[-1][group] if matches else None
+        return float(held is not None and right is not None and held.strip() == str(right).strip())
+
+    return [reward(c, right) for c, right in zip(completions, column_of(kwargs, column), strict=True)]
+
+
+REWARDS: dict[str, RewardFunction] = {
+    "exact_match": exact_match,
+    "numeric_match": numeric_match,
+    "regex_match": regex_match,
+    "format_tags": format_tags,
+    "length": length,
+    "repetition": repetition_penalty_reward,
+    "math_verify": math_verify,
+    "reasoning_gym": reasoning_gym,
+    **TRL_REWARDS,
+}
+"""Reward functions by the name that a recipe gives, ours and TRL's."""
 
 
 def find_reward(name: str) -> RewardFunction:
-    """The reward function called `name`, from `REWARDS` or from `trl.rewards`.
-
-    Args:
-        name: A key of `REWARDS`, or the name of one of TRL's reward functions that can be used as they are:
-            `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`.
-
-    Returns:
-        The function, to be passed to a trainer as one of its `reward_funcs`.
+    """The reward function called `name` in `REWARDS`.
 
     Raises:
-        ValueError: If there is no such function; the message says which name comes nearest.
+        ConfigError: there is none; the message says which name comes nearest.
     """
-    if name in REWARDS:
-        return REWARDS[name]
-    if name in _TRL_REWARDS:
-        # Only here, because importing TRL's rewards takes seconds.
-        import trl.rewards
+    if name not in REWARDS:
+        raise ConfigError([unknown_name("reward_funcs", name, REWARDS)])
+    return REWARDS[name]
 
-        return getattr(trl.rewards, name)
-    known = (*REWARDS, *_TRL_REWARDS)
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    raise ValueError(f"There is no reward function {name!r}.{hint} Known: {', '.join(sorted(known))}.")
+
+def _compiled(pattern: str, group: int | str | None) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError([f"`pattern`: {pattern!r} is not a regular expression: {error}."]) from None
+    groups = [*range(compiled.groups + 1), *compiled.groupindex]
+    check_setting("group", group, group is None or group in groups, f"one of {', '.join(map(str, groups))}")
+    return compiled

@@ -55,12 +55,14 @@ def train(recipe: Recipe) -> PolicyTrainer:
         _open_folder(args.output_dir, settings, resumed=resume is not None)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(ProgressBar())
+    progress = ProgressBar()
+    trainer.add_callback(progress)
     trainer.add_callback(MetricsLog())
     held_out = _held_out_prompts(run.held_out_prompts, test_dataset)
     before = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
     started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=resume)
+    with progress:
+        trainer.train(resume_from_checkpoint=resume)
     seconds = time.perf_counter() - started
     after = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
     trainer.save_model(args.output_dir)
@@ -142,9 +144,10 @@ def _settings(recipe: Recipe, arguments: Arguments) -> dict[str, Any]:
 
 
 def _open_folder(folder: str, settings: dict[str, Any], resumed: bool) -> None:
-    """Put what an earlier run left aside, and write down what this one does before it starts."""
-    if not resumed:
-        keep_previous(folder)
+    """Put what an earlier run left aside, and write down what this one does; a resumed run goes on with both."""
+    if resumed:
+        return
+    keep_previous(folder)
     defaults = {key: setting.default for key, setting in schema.settings().items()}
     write_recipe(folder, settings, defaults)
 

@@ -1,7 +1,13 @@
 """Argument checks shared by the core: every message names the argument, what was got and the rule."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trl_algos.core._torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_rows(name: str, x: Tensor, rows: int | None = None) -> None:

@@ -1,12 +1,16 @@
 """Per-group statistics of a flat batch: groups may have any id, any order and any size."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import at_least_float32, check_rows
+from trl_algos.core._torch import torch
 from trl_algos.core.masked import masked_fill_zero
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GROUP_TOLERANCE = 1e-6
 """A group whose rewards differ by no more than this carries no signal: rounding must not become an advantage."""

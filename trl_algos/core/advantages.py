@@ -9,19 +9,24 @@ Shared by all of them:
   exactly 0 in every estimator with a group baseline (for `reinforce_pp_baseline_advantages`: before whitening).
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import at_least_float32, check_matrix, check_rows, check_same_shape
 from trl_algos.core._groups import ScoredGroups, scored_groups
+from trl_algos.core._torch import torch
 from trl_algos.core.masked import masked_fill_zero, masked_whiten
 from trl_algos.core.returns import discounted_returns, last_token_places
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def group_normalized_advantages(rewards: Tensor, groups: Tensor, eps: float = 1e-4) -> Tensor:
     """Rewards standardised within their group (GRPO).
 
-    Formula: (r - mean_g) / (std_g + eps), std with n - 1.
+    Formula: (R - mean_g) / (std_g + eps), std with n - 1.
     Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2 (outcome supervision).
     Differs: `eps`; n - 1, which the paper leaves open; constant groups give exactly 0.
 
@@ -44,7 +49,7 @@ def group_normalized_advantages(rewards: Tensor, groups: Tensor, eps: float = 1e
 def group_centered_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """Rewards minus the mean of their group (Dr. GRPO).
 
-    Formula: r - mean_g.
+    Formula: R - mean_g.
     Source: Liu et al. 2025, arXiv 2503.20783, section 3.2.
     Differs: constant groups give exactly 0.
 
@@ -65,7 +70,7 @@ def group_centered_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 def leave_one_out_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """Rewards minus the mean of the other rows of their group (RLOO).
 
-    Formula: r_i - Σ_{j≠i} r_j / (n - 1) = n / (n - 1) · (r_i - mean_g).
+    Formula: R_i - Σ_{j≠i} R_j / (n - 1) = n / (n - 1) · (R_i - mean_g), n rows in the group.
     Source: Ahmadian et al. 2024, arXiv 2402.14740, the RLOO estimator; Kool et al. 2019.
     Differs: constant groups give exactly 0.
 
@@ -87,7 +92,7 @@ def leave_one_out_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 def length_weighted_advantages(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     """Rewards minus the length-weighted mean of their group (OPO).
 
-    Formula: r - Σ_g l r / Σ_g l.
+    Formula: R - Σ_g length · R / Σ_g length, length in generated tokens.
     Source: Hao et al. 2025, arXiv 2505.23585, the simplified optimal baseline.
     Differs: constant groups give exactly 0, and so do groups of empty responses, which the paper leaves undefined.
 
@@ -113,7 +118,8 @@ def length_weighted_advantages(rewards: Tensor, groups: Tensor, lengths: Tensor)
 def best_of_group_advantages(rewards: Tensor, groups: Tensor, normalize: bool = True, eps: float = 1e-6) -> Tensor:
     """Lead of the best response of a group over its second best, on the best response alone.
 
-    Formula: r_max - r_second for the best row, over (std_g + eps) with n - 1 if `normalize`; 0 for the others.
+    Formula: R_max - R_second for the best row, 0 for the others. If `normalize`: divided by (std_g + eps), std with
+        n - 1.
     Source: Tang et al. 2025, arXiv 2503.19595, the pass@k estimator with leave-one-out baseline.
     Differs: the division by the standard deviation. Two best rows lead each other by 0, so a tie gives 0 throughout;
         constant groups give exactly 0.
@@ -144,9 +150,9 @@ def best_of_group_advantages(rewards: Tensor, groups: Tensor, normalize: bool = 
 def pass_at_k_advantages(rewards: Tensor, groups: Tensor, k: int) -> Tensor:
     """Mean advantage of a response over all subsets of `k` of its group that it can be part of (Pass@k training).
 
-    Formula: a subset scores 1 if it holds a correct row, and is standardised over all subsets. With n rows, w of them
-        wrong, R = 1 - C(w, k) / C(n, k) and σ = sqrt(R (1 - R)): correct rows (1 - R) / σ, wrong rows
-        (1 - R - C(w - 1, k - 1) / C(n - 1, k - 1)) / σ, and 0 for all where σ = 0.
+    Formula: a subset of k rows scores 1 if it holds a correct row (R > 0), and is standardised over all subsets. With
+        n rows, f of them wrong, p = 1 - C(f, k) / C(n, k) and σ = sqrt(p (1 - p)): correct rows (1 - p) / σ, wrong
+        rows (1 - p - C(f - 1, k - 1) / C(n - 1, k - 1)) / σ, and 0 for all where σ = 0.
     Source: Chen et al. 2025, arXiv 2508.10751, analytical derivation.
     Differs: the paper has binary rewards; here a row is correct if its reward is > 0. Groups with fewer than `k`
         scorable rows, and constant ones, give exactly 0.
@@ -179,7 +185,7 @@ def pass_at_k_advantages(rewards: Tensor, groups: Tensor, k: int) -> Tensor:
 def gpg_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """Rewards minus the mean of their group, scaled up for the rows that have no gradient (GPG).
 
-    Formula: alpha · (r - mean_g), alpha = scorable rows / scorable rows in informative groups.
+    Formula: alpha · (R - mean_g), alpha = scorable rows / scorable rows in groups whose rewards differ.
     Source: Chu et al. 2025, arXiv 2504.02546, the gradient correction alpha = B / (B - M).
     Differs: no division by the standard deviation, which the paper keeps as an option. M counts the rows of all
         groups without a reward spread, not only of binary all-correct and all-wrong ones.
@@ -204,7 +210,7 @@ def gpg_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 def greedy_baseline_advantages(rewards: Tensor, baselines: Tensor) -> Tensor:
     """Rewards minus the reward of the greedy response to the same prompt (ReMax).
 
-    Formula: r - b.
+    Formula: R - b, with b the reward of the greedy response.
     Source: Li et al. 2023, arXiv 2310.10505, algorithm 1.
     Differs: none.
 
@@ -227,7 +233,8 @@ def greedy_baseline_advantages(rewards: Tensor, baselines: Tensor) -> Tensor:
 def reinforce_pp_advantages(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """Discounted returns of the tokens, whitened over all of them (REINFORCE++).
 
-    Formula: (G - mean(G)) / sqrt(var(G) + 1e-8), statistics over the tokens of all rows, n - 1.
+    Formula: (G - mean(G)) / sqrt(var(G) + 1e-8), statistics over the tokens of all rows, n - 1, with
+        G_t = R_t + gamma · G_t' and t' the next generated token.
     Source: Hu et al. 2025, arXiv 2501.03262, section on REINFORCE++ (global batch normalisation).
     Differs: a row whose last generated token has reward NaN (its score is missing) is left out. NaN at another
         generated token is an error upstream and makes the whole result NaN.
@@ -253,7 +260,7 @@ def reinforce_pp_advantages(token_rewards: Tensor, mask: Tensor, gamma: float = 
 def reinforce_pp_baseline_advantages(rewards: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
     """Rewards minus the mean of their group, whitened over the tokens of all groups (REINFORCE++-baseline).
 
-    Formula: a = r - mean_g on every token, then (a - mean(a)) / sqrt(var(a) + 1e-8), statistics over the tokens of all
+    Formula: a = R - mean_g on every token, then (a - mean(a)) / sqrt(var(a) + 1e-8), statistics over the tokens of all
         rows, n - 1.
     Source: Hu et al. 2025, arXiv 2501.03262, section on REINFORCE++ with baseline.
     Differs: a row without another scorable row in its group has no baseline: like an unscorable one it is left out of

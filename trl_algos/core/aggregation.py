@@ -4,11 +4,16 @@ One rule for every mode: loss = total / divisor. The divisor is counted here for
 by a count over a whole optimizer window, so that accumulation steps and ranks add up to the loss of the full batch.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import check_choice, check_matrix, check_same_shape
+from trl_algos.core._torch import torch
 from trl_algos.core.masked import masked_mean, masked_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
 
@@ -16,8 +21,8 @@ AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_
 def aggregation_count(mask: Tensor, mode: str, max_length: int | None = None) -> Tensor:
     """Divisor that `aggregate_loss` uses for `mask`: tokens, rows, or rows times a fixed length.
 
-    Formula: token_mean: Σ m. seq_mean_token_mean, seq_mean_token_sum: rows with a token.
-    seq_mean_token_sum_norm: rows with a token · max_length.
+    Formula: token_mean: Σ_i Σ_t m. seq_mean_token_mean, seq_mean_token_sum: the number of completions with
+    a token. seq_mean_token_sum_norm: the number of completions with a token · max_length.
     Differs: counts are additive: sum them over micro-batches and ranks to get the divisor of the whole window.
 
     Args:
@@ -48,8 +53,9 @@ def aggregation_count(mask: Tensor, mode: str, max_length: int | None = None) ->
 def aggregate_loss(loss: Tensor, mask: Tensor, mode: str, normalizer: float | Tensor | None = None) -> Tensor:
     """Loss of a batch: its per-token losses reduced to one number.
 
-    Formula: total / normalizer, with total = Σ_i (Σ_t m l / Σ_t m) for seq_mean_token_mean and Σ m l for the others;
-    normalizer = `aggregation_count(mask, mode)` unless given.
+    Formula: total / normalizer, where normalizer is `aggregation_count(mask, mode)` unless given, and the total over
+    completions i and tokens t of the losses x: seq_mean_token_mean: Σ_i (Σ_t m x / Σ_t m).
+    token_mean, seq_mean_token_sum, seq_mean_token_sum_norm: Σ_i Σ_t m x.
     Source: seq_mean_token_mean: Shao et al. 2024, 2402.03300, eq. 3; token_mean: Yu et al. 2025, 2503.14476, eq. 8;
     seq_mean_token_sum_norm: Liu et al. 2025, 2503.20783, sec. 3.2.
     Differs: rows without a token leave the total and the divisor. For Dr. GRPO pass
@@ -74,7 +80,7 @@ def aggregate_loss(loss: Tensor, mask: Tensor, mode: str, normalizer: float | Te
     total = masked_mean(loss, mask, dim=1).sum() if mode == "seq_mean_token_mean" else masked_sum(loss, mask)
     if normalizer is None:
         return total / count.clamp(min=1)
-    if isinstance(normalizer, Tensor):
+    if isinstance(normalizer, torch.Tensor):
         return total / _tensor_divisor(normalizer, mask)
     if not normalizer > 0:
         raise ValueError(f"`normalizer` must be > 0, but is {normalizer}.")

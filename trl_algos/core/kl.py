@@ -1,13 +1,17 @@
 """Kullback-Leibler divergence of the policy from its reference: estimators, the exact value, and the coefficient."""
 
-import math
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import at_least_float32, check_choice, check_same_shape
+from trl_algos.core._torch import torch
 from trl_algos.core.masked import masked_fill_zero
 from trl_algos.core.ratios import LOG_RATIO_LIMIT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KL_ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")
 
@@ -18,8 +22,8 @@ MAX_RELATIVE_ERROR = 0.2
 def kl_estimate(logps: Tensor, ref_logps: Tensor, estimator: str) -> Tensor:
     """Estimate of KL(π || π_ref) from the log-probabilities of sampled tokens.
 
-    Formula, d = logps - ref_logps: k1: d. abs: |d|. k2: d² / 2. k3: exp(-d) + d - 1, d clamped to ±20.
-    k1+, k3+: the value of k1, k3 with the gradient of k2, which is d.
+    Formula, with d = ln π - ln π_ref: k1: d. abs: |d|. k2: d² / 2. k3: exp(-d) + d - 1, d clamped to ±20.
+    k1+: d with the gradient of k2, d ∇d. k3+: the value of k3, exp(-d) + d - 1, with the gradient of k2, d ∇d.
     Source: Schulman 2020, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html; that k2 has the
     gradient of the KL: Tang and Munos 2025, 2506.09477.
     Differs: the clamp in k3: beyond ±20 its value is the one at ±20 and its gradient is 0, so neither overflows.

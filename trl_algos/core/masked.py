@@ -3,10 +3,15 @@
 Masked places are dropped by `where`, never by multiplication: NaN · 0 is NaN, in the value and in the gradient.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import at_least_float32, check_same_shape
+from trl_algos.core._torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def masked_fill_zero(x: Tensor, mask: Tensor) -> Tensor:

@@ -1,16 +1,19 @@
 """The policy loss: ratio, surrogate, weights and aggregation put together, and what to log about them."""
 
-import inspect
-from typing import Any, NamedTuple
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trl_algos.core._checks import at_least_float32, check_choice
+from trl_algos.core._torch import torch
 from trl_algos.core.aggregation import AGGREGATIONS, aggregate_loss
 from trl_algos.core.masked import masked_fill_zero, masked_mean
 from trl_algos.core.ratios import importance_log_ratio, log_ratio
 from trl_algos.core.surrogates import SURROGATES, Surrogate, SurrogateTerms, gmpo
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 METRIC_OVER_ROWS = frozenset({"policy/effective_sequences", "policy/gated_sequences"})
 """Metrics of `policy_loss` that are means over rows, whatever the ratio level."""

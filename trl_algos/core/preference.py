@@ -1,10 +1,14 @@
 """Losses on preference pairs: DPO and its relatives, and the Bradley-Terry reward-model loss."""
 
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import at_least_float32, check_choice, check_rows
+from trl_algos.core._torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DPO_LOSS_TYPES = ("sigmoid", "ipo", "hinge", "robust")
 _SMOOTHED_TYPES = ("sigmoid", "robust")
@@ -61,7 +65,8 @@ def _pair_losses(margin: Tensor, beta: float, label_smoothing: float, loss_type:
         return (margin - 1 / (2 * beta)).square()
     if loss_type == "hinge":
         return (1 - beta * margin).clamp(min=0)
-    as_labelled, flipped = -logsigmoid(beta * margin), -logsigmoid(-beta * margin)
+    as_labelled = -torch.nn.functional.logsigmoid(beta * margin)
+    flipped = -torch.nn.functional.logsigmoid(-beta * margin)
     if loss_type == "robust":
         return ((1 - label_smoothing) * as_labelled - label_smoothing * flipped) / (1 - 2 * label_smoothing)
     return (1 - label_smoothing) * as_labelled + label_smoothing * flipped
@@ -107,12 +112,12 @@ def bradley_terry_loss(
         raise ValueError(f"`center_coef` must be >= 0, but is {center_coef}.")
     chosen, rejected = at_least_float32(chosen_scores), at_least_float32(rejected_scores)
     lead = chosen - rejected
-    if isinstance(margin, Tensor):
+    if isinstance(margin, torch.Tensor):
         check_rows("margin", margin, chosen_scores.shape[0])
         lead = lead - margin.detach()
     elif margin is not None:
         lead = lead - margin
-    loss = -logsigmoid(lead).mean()
+    loss = -torch.nn.functional.logsigmoid(lead).mean()
     if center_coef == 0:
         return loss
     return loss + center_coef * torch.square(chosen + rejected).mean()

@@ -4,12 +4,16 @@ Everything stays in log space, masked before any `exp`: a NaN or inf of a masked
 gradient of `exp` even if its value were dropped afterwards.
 """
 
-import math
+from __future__ import annotations
 
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import at_least_float32, check_choice, check_matrix, check_same_shape
 from trl_algos.core.masked import masked_fill_zero, masked_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
 """Largest absolute log ratio, in nats: e^20 is 4.9e8, far outside any clip range and far from overflow."""
@@ -46,9 +50,11 @@ def log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
 def importance_log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, ratio_level: str) -> Tensor:
     """Log importance ratio at the level of tokens or of whole sequences.
 
-    Formula: token: w_t = ln(π_t / π_old,t). sequence: s = Σ_t m w_t / Σ_t m, the log of GSPO's length-normalised
-    ratio. sequence_token: sg(s) + w_t - sg(w_t), sg = stop-gradient: the value of s, the gradient of w_t.
-    Source: Zheng et al. 2025, 2507.18071, eq. 7 (sequence), eq. 13-14 (sequence_token).
+    Formula, with z_t = ln(π_t / π_old,t) clamped to ±20: token: ln r = z_t. sequence: ln r = Σ_t m z_t / Σ_t m, one
+    for the whole completion. sequence_token: ln r = sg(s) + z_t - sg(z_t), s = Σ_t m z_t / Σ_t m, sg = stop-gradient:
+    the value of s, the gradient of z_t.
+    Source: token: Schulman et al. 2017, 1707.06347, sec. 3; sequence: Zheng et al. 2025, 2507.18071, eq. 7;
+    sequence_token: Zheng et al. 2025, 2507.18071, eq. 13-14.
     Differs: token log ratios are clamped to ±20 before their mean.
 
     Args:
@@ -78,12 +84,12 @@ def rollout_correction(
 ) -> Tensor:
     """Weights that correct for a rollout engine whose probabilities differ from the trainer's.
 
-    Formula, with r_t = π_train,t / π_engine,t and g = exp(mean over the row's tokens of ln r_t):
-    tis: min(r_t, high). icepop: r_t if low <= r_t <= high, else 0. sequence_mask: min(r_t, high) if
-    low <= g <= high, else 0 for the whole row. sequence_tis: min(g, high) for every token of the row.
+    Formula, with q_t = π_train,t / π_engine,t and g = exp(mean over the completion of ln q_t):
+    tis: min(q_t, high). icepop: q_t if low <= q_t <= high, else 0. sequence_mask: min(q_t, high) if
+    low <= g <= high, else 0 for the whole completion. sequence_tis: min(g, high) for all its tokens.
     Source: tis: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (blog
-    post); icepop: Ling team 2025, 2510.18855; the row forms: the same rules with the geometric mean of GSPO,
-    2507.18071, eq. 7.
+    post); icepop: Ling team 2025, 2510.18855; sequence_mask, sequence_tis: the same rules with the geometric mean of
+    GSPO, 2507.18071, eq. 7.
     Differs: log ratios are clamped to ±20 before `exp`. A weight of 0 removes a token from the numerator of the loss
     only: the token stays in the divisor, which counts the mask.
 

@@ -4,12 +4,16 @@ A mask may have gaps (the answer of a tool between two generated parts). No disc
 gap: the result is the one of the sequence with the gap removed.
 """
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import at_least_float32, check_matrix, check_rows, check_same_shape
+from trl_algos.core._torch import torch
 from trl_algos.core.masked import masked_fill_zero
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def last_token_places(mask: Tensor) -> Tensor:
@@ -43,7 +47,7 @@ def last_token_index(mask: Tensor) -> Tensor:
 def token_rewards(scores: Tensor, mask: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
     """Reward of every token: the KL penalty, plus the score of the sequence on its last token.
 
-    Formula: r_t = -kl_coef · kl_t + score · [t is the last place where the mask is 1].
+    Formula: R_t = score at the last place where the mask is 1, else 0. If `kl_coef`: less kl_coef · KL_t at every t.
     Source: Ouyang et al. 2022 (InstructGPT), arXiv 2203.02155, eq. 2; per token as in Ziegler et al. 2019,
         arXiv 1909.08593, eq. 2.
     Differs: any per-token KL estimate can be charged, not only log π - log π_ref.
@@ -75,7 +79,7 @@ def token_rewards(scores: Tensor, mask: Tensor, kl: Tensor | None = None, kl_coe
 def discounted_returns(token_rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """Discounted sum of the rewards from each token to the end of its sequence.
 
-    Formula: G_t = r_t + gamma · G_t', with t' the next place where the mask is 1 (G = 0 after the last one).
+    Formula: G_t = R_t + gamma · G_t', with t' the next place where the mask is 1 (G = 0 after the last one).
     Source: Sutton and Barto 2018, eq. 3.9.
     Differs: masked places are skipped, so `gamma` is charged once per generated token.
 
@@ -124,7 +128,7 @@ def gae(
     check_matrix("token_rewards", token_rewards)
     check_same_shape(token_rewards=token_rewards, values=values, mask=mask)
     _check_unit_interval("gamma", gamma)
-    if isinstance(gae_lambda, Tensor):
+    if isinstance(gae_lambda, torch.Tensor):
         check_rows("gae_lambda", gae_lambda, mask.shape[0])
     else:
         _check_unit_interval("gae_lambda", gae_lambda)
@@ -132,7 +136,7 @@ def gae(
     baseline = masked_fill_zero(at_least_float32(values.detach()), mask)
     # The same recursion with decay 0 on the mask and 1 in a gap hands each place the value of the next kept one.
     upcoming = _backward_sums(baseline, 1.0 - mask.bool().to(baseline.dtype))
-    errors = masked_fill_zero(rewards + gamma * pad(upcoming[:, 1:], (0, 1)) - baseline, mask)
+    errors = masked_fill_zero(rewards + gamma * torch.nn.functional.pad(upcoming[:, 1:], (0, 1)) - baseline, mask)
     row_lambda = torch.as_tensor(gae_lambda, dtype=errors.dtype, device=errors.device).detach().reshape(-1, 1)
     decay = torch.where(mask.bool(), gamma * row_lambda, 1.0)
     advantages = masked_fill_zero(_backward_sums(errors, decay), mask)
@@ -218,7 +222,7 @@ def _backward_sums(x: Tensor, decay: Tensor) -> Tensor:
     reach = 1
     while reach < x.shape[-1]:
         here, behind = decay[..., :-reach], decay[..., reach:]
-        x = x + pad(torch.where(here == 0, 0.0, here * x[..., reach:]), (0, reach))
-        decay = pad(here * behind, (0, reach))
+        x = x + torch.nn.functional.pad(torch.where(here == 0, 0.0, here * x[..., reach:]), (0, reach))
+        decay = torch.nn.functional.pad(here * behind, (0, reach))
         reach *= 2
     return x

@@ -1,9 +1,14 @@
 """What decides which samples are trained on: signal in a group, and completions that run too long."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import at_least_float32, check_rows
 from trl_algos.core._groups import GROUP_TOLERANCE, scored_groups
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def informative_groups(rewards: Tensor, groups: Tensor, tolerance: float = GROUP_TOLERANCE) -> Tensor:
@@ -33,16 +38,16 @@ def informative_groups(rewards: Tensor, groups: Tensor, tolerance: float = GROUP
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:
     """Reward for the length of a completion: 0 at first, then falling to `-factor` at `max_length`.
 
-    Formula: 0 for l ≤ L - b; (L - b - l) / b · factor for L - b < l ≤ L; -factor for l > L, with L = `max_length`
-        and b = `buffer`.
+    Formula: 0 for n ≤ max_length - buffer; (max_length - buffer - n) / buffer · factor from there to n = max_length;
+        -factor beyond, n = length in tokens.
     Source: Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13.
     Differs: `factor` scales the penalty, 1 in the paper. `buffer` 0, which the paper does not define, is the step
         function that eq. 13 tends to: 0 up to `max_length`, `-factor` beyond it.
 
     Args:
         lengths: (N,) int or float, completion lengths in tokens (not characters).
-        max_length: L, in tokens; usually the run's `max_completion_length`.
-        buffer: b, tokens before `max_length` over which the penalty grows; 0 ≤ b ≤ L.
+        max_length: tokens; usually the run's `max_completion_length`.
+        buffer: tokens before `max_length` over which the penalty grows, from 0 to `max_length`.
         factor: ≥ 0, reward units; the penalty of a completion that is too long.
 
     Returns:

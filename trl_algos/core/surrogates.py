@@ -5,14 +5,17 @@ whose masked places are already 0, with `advantages` detached and (B, T) or (B, 
 unless it reduces over tokens. `policy_loss` also accepts such a function from elsewhere.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from trl_algos.core._checks import check_same_shape
+from trl_algos.core._torch import torch
 from trl_algos.core.masked import masked_fill_zero, masked_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SurrogateTerms(NamedTuple):
@@ -45,8 +48,8 @@ def clip(
 ) -> SurrogateTerms:
     """PPO's clipped surrogate, with separate bounds and the optional dual clip.
 
-    Formula: o = min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A); the loss is -o, with `delta` and A < 0
-    -max(o, delta A).
+    Formula: l = -o with o = min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A). If `delta`: l = -max(o, delta A) where
+    A < 0.
     Source: Schulman et al. 2017, 1707.06347, eq. 7; two bounds: Yu et al. 2025, 2503.14476, eq. 8; dual clip: Ye et
     al. 2020, 1912.09729, eq. 5.
     Differs: none.
@@ -91,7 +94,7 @@ def cispo(
 ) -> SurrogateTerms:
     """CISPO's surrogate: the clipped ratio is a constant weight, so that clipped tokens keep their gradient.
 
-    Formula: -sg(clip(r, 1 - epsilon, 1 + epsilon_high)) A logps, sg = stop-gradient.
+    Formula: l = -sg(clip(r, 1 - epsilon, 1 + epsilon_high)) A ln π, sg = stop-gradient.
     Source: MiniMax 2025, 2506.13585, eq. 4-5. Differs: none.
 
     Args:
@@ -126,7 +129,8 @@ def sapo(
 ) -> SurrogateTerms:
     """SAPO's surrogate: a smooth gate in place of the clip.
 
-    Formula: -g A with g = sigmoid(tau (r - 1)) 4 / tau, whose slope at r = 1 is 1; tau by the sign of A.
+    Formula: l = -g A with g = sigmoid(tau (r - 1)) · 4 / tau, whose slope at r = 1 is 1; tau = sapo_temperature_pos
+    where A > 0, else sapo_temperature_neg.
     Source: Gao et al. 2025, 2511.20347. Differs: none.
 
     Args:
@@ -164,14 +168,14 @@ def gmpo(
 ) -> SurrogateTerms:
     """GMPO's surrogate: the geometric mean of a row's clipped token ratios.
 
-    Formula, w = ln r: c_t = min(w_t, epsilon_high) where A_t >= 0, max(w_t, -epsilon) where A_t < 0; the row's loss
-    is -exp(Σ_t m c_t / Σ_t m) · Σ_t m A_t / Σ_t m.
+    Formula: l = -exp(Σ_t m c_t / Σ_t m) · Σ_t m A_t / Σ_t m, one for the whole completion, with
+    c_t = min(ln r_t, epsilon_high) where A_t >= 0 and c_t = max(ln r_t, -epsilon) where A_t < 0.
     Source: Zhao et al. 2025, 2507.20673, eq. 4.
     Differs: the paper has one advantage per row; token advantages are averaged, their signs choose the bound.
 
     Args:
         logps: (B, T) not used, the ratio carries the gradient.
-        log_ratio: (B, T), nats, w, with gradient; ratios of single tokens.
+        log_ratio: (B, T), nats, ln r_t, with gradient; ratios of single tokens.
         advantages: (B, T) or (B, 1), detached.
         mask: (B, T) bool or number, nonzero = trained on.
         epsilon: lower clip range in log space (nats), >= 0.
@@ -206,7 +210,7 @@ def dis(
 ) -> SurrogateTerms:
     """Direct double-sided importance sampling: a token outside the band is dropped, whatever its advantage.
 
-    Formula: -f(r) A with f(r) = r where 1 - epsilon < r < 1 + epsilon_high, else 0.
+    Formula: l = -f(r) A with f(r) = r strictly inside (1 - epsilon, 1 + epsilon_high), else 0.
     Source: GLM-5 team 2026, 2602.15763 (direct double-sided importance sampling). Differs: none; the default band is
     the wide one of single-rollout training.
 
@@ -234,7 +238,7 @@ def dis(
 def reinforce(logps: Tensor, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> SurrogateTerms:
     """The policy gradient's own surrogate, without a ratio.
 
-    Formula: -A logps.
+    Formula: l = -A ln π.
     Source: Williams 1992, "Simple statistical gradient-following algorithms for connectionist reinforcement
     learning". Differs: none.
 

@@ -1,11 +1,16 @@
 """Loss and diagnostics of the critic."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from trl_algos.core._checks import at_least_float32, check_matrix, check_same_shape
+from trl_algos.core._torch import torch
 from trl_algos.core.aggregation import aggregate_loss
 from trl_algos.core.masked import masked_fill_zero, masked_var
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def value_loss(
