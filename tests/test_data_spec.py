@@ -273,6 +273,8 @@ def test_saved_folders_are_looked_into() -> None:
     assert problem(dataset_name="saved", dataset_train_split="vall") == (
         "`dataset_train_split`: 'vall' is not a split of 'saved', which has train, val."
     )
+    Path("saved/val/state.json").write_text("{}")
+    assert problem(dataset_name="saved", dataset_train_split="val") == "`dataset_name`: 'saved' holds no rows."
     Path("saved/dataset_dict.json").write_text("[")
     assert problem(dataset_name="saved") == "`dataset_name`: 'saved' has a dataset_dict.json that cannot be read."
 

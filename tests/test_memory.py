@@ -99,7 +99,7 @@ def test_full_training_holds_what_is_estimated(llama: str, gpt2: str, dtype: str
         {},
         {"lora_r": 4, "lora_target_modules": ["q_proj", "down_proj"]},
         {"lora_r": 3, "lora_target_modules": ["all-linear"]},
-        {"lora_target_modules": [r".*layers\.1\..*\.(up|gate)_proj"]},
+        {"lora_target_modules": r".*layers\.1\..*\.(up|gate)_proj"},
         {"lora_target_modules": ["embed_tokens", "lm_head", "v_proj"]},
         {"lora_modules_to_save": ["embed_tokens", "lm_head"]},
         {"lora_modules_to_save": ["norm"]},  # PEFT compares ends of names: every layer's norms, too
@@ -117,7 +117,7 @@ def test_lora_holds_what_is_estimated(llama: str, lora: dict[str, Any], dtype: s
 
 
 @pytest.mark.parametrize(
-    "lora", [{}, {"lora_target_modules": ["all-linear"]}, {"lora_target_modules": [r"transformer\.h\.0\..*c_proj"]}]
+    "lora", [{}, {"lora_target_modules": ["all-linear"]}, {"lora_target_modules": r"transformer\.h\.0\..*c_proj"}]
 )
 def test_lora_on_gpt2_holds_what_is_estimated(gpt2: str, tmp_path: Path, lora: dict[str, Any]) -> None:
     model = AutoModelForCausalLM.from_pretrained(gpt2, dtype=torch.float32)
@@ -460,7 +460,7 @@ def test_an_odd_stage_counts_as_none(block: dict[str, Any]) -> None:
     [
         ({"lora_target_modules": ["q_porj", "v_proj"]}, "`lora_target_modules`: 'q_porj' is no module of this model"),
         ({"lora_target_modules": ["q_porj", "v_proj"]}, "Did you mean 'q_proj'?"),
-        ({"lora_target_modules": ["q_proj"]}, "'q_proj' matches none; write '.*\\.q_proj'."),
+        ({"lora_target_modules": "q_proj"}, "'q_proj' matches none; write a list, [q_proj]."),
         ({"lora_target_modules": "(q"}, "`lora_target_modules`: '(q' is not a regular expression: "),
         ({"lora_target_modules": ".*zzz"}, "`lora_target_modules`: '.*zzz' is no module"),
         ({"lora_modules_to_save": ["lm_haed"]}, "`lora_modules_to_save`: 'lm_haed' is no module"),
@@ -476,7 +476,7 @@ def test_lora_modules_that_are_not_there_are_named(llama: str, lora: dict[str, A
 def test_peft_refuses_what_the_estimate_refuses(llama: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama)
     with pytest.raises(ValueError, match="not found"):
-        get_peft_model(model, get_peft_config(ModelConfig(use_peft=True, lora_target_modules=["q_proj"])))
+        get_peft_model(model, get_peft_config(ModelConfig(use_peft=True, lora_target_modules="q_proj")))
 
 
 @pytest.mark.parametrize("model_type", ["nanochat", "llama"])

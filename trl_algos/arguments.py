@@ -37,6 +37,9 @@ def build(recipe: Recipe) -> Arguments:
     for part, cls in (("run", RunArguments), ("model", ModelConfig), ("mixture", DatasetMixtureConfig)):
         with _refusals(problems):
             built[part] = cls(**recipe.part(part))
+        if "model" in built and recipe.values["lora_target_modules"] not in (None, ["all-linear"]):
+            # TRL makes text of a list of one name, and then no module fits.
+            built["model"].lora_target_modules = recipe.values["lora_target_modules"]
     with _refusals(problems):
         policy = recipe.part("policy")
         if policy.get("parallelism_config") is not None:

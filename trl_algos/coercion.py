@@ -85,6 +85,8 @@ def _coerce_union(members: tuple[Any, ...], value: Any, text: str | None) -> Any
     if value is None and type(None) in members:
         return None
     members = tuple(member for member in members if member is not type(None))
+    if isinstance(value, str) and str in members:  # text alone is not a list of one: PEFT reads it as a pattern
+        members = tuple(member for member in members if typing.get_origin(member) is not list)
     enums = tuple(member for member in members if isinstance(member, type) and issubclass(member, enum.Enum))
     # `SomeEnum | str` stands for the enum's names. A text such as "0.1" suits float and str: the stricter comes first.
     reasons = []

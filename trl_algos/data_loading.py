@@ -247,4 +247,4 @@ def _split_in_two(dataset: AnyDataset, size: float) -> tuple[AnyDataset, AnyData
         raise ConfigError([f"`test_split_size`: {size!r} leaves no rows to train on; there are {len(dataset)}."])
     rows = list(range(len(dataset)))
     random.Random(_SPLIT_SEED).shuffle(rows)
-    return dataset.select(rows[count:], keep_in_memory=True), dataset.select(rows[:count], keep_in_memory=True)
+    return dataset.select(rows[count:]), dataset.select(rows[:count])

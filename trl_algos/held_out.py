@@ -44,8 +44,9 @@ def held_out_rewards(trainer: PolicyTrainer, prompts: Dataset, samples: int = 1,
     rows = prompts.to_list()
     whole = len(rows) // world * world
     rows = rows[:whole][rank::world]
-    was_training = trainer.model.training
+    was_training, trackers = trainer.model.training, trainer.args.report_to
     trainer.model.eval()
+    trainer.args.report_to = []  # TRL times its steps for trackers, which training has not opened yet, or has closed
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed + rank)
@@ -53,6 +54,7 @@ def held_out_rewards(trainer: PolicyTrainer, prompts: Dataset, samples: int = 1,
             sampled = _mean_rewards(trainer, [row for row in rows for _ in range(samples)], greedy=False)
     finally:
         trainer.model.train(was_training)
+        trainer.args.report_to = trackers
     return HeldOut(whole, greedy, sampled)
 
 

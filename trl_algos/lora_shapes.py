@@ -105,8 +105,8 @@ def _pattern_problems(pattern: str, weights: Weights, last_names: list[str]) -> 
         return [f"`lora_target_modules`: {pattern!r} is not a regular expression: {error}."]
     if pattern in last_names:
         return [
-            f"`lora_target_modules`: PEFT reads a single name as a regular expression for whole paths, and "
-            f"{pattern!r} matches none; write '.*\\.{pattern}'."
+            f"`lora_target_modules`: PEFT reads text as a regular expression for whole paths, and {pattern!r} matches "
+            f"none; write a list, [{pattern}]."
         ]
     return [_no_module("lora_target_modules", pattern, last_names)]
 
@@ -121,7 +121,7 @@ def _targets(model_type: str, settings: Mapping[str, Any]) -> str | list[str] | 
     targets = settings.get("lora_target_modules")
     if isinstance(targets, str | None):
         return targets or _default_targets().get(model_type)
-    return targets[0] if len(targets) == 1 else list(targets)  # TRL unpacks a list of one
+    return "all-linear" if list(targets) == ["all-linear"] else list(targets)
 
 
 @cache

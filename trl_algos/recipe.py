@@ -17,7 +17,7 @@ from trl_algos.errors import ConfigError, nearest
 from trl_algos.ranges import range_problems
 from trl_algos.recipe_file import Value, environment, read_files, read_words
 from trl_algos.resolution import resolve
-from trl_algos.trainer_checks import launched_processes, trainer_problems
+from trl_algos.trainer_checks import launched_processes, steps_per_generation, trainer_problems
 from trl_algos.unused import unused_problems
 
 FILE_OR_BLOCK = ("deepspeed", "accelerator_config", "fsdp_config")
@@ -124,9 +124,21 @@ def _resolved(
     rest = {key: value for key, value in values.items() if key not in policy}
     problems += range_problems(rest, {key: setting.default for key, setting in schema.settings().items()})
     values |= rest | resolution.values
-    sources |= resolution.sources
+    sources |= resolution.sources | _work_out(values, num_processes)
     sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
     return values, sources
+
+
+def _work_out(values: dict[str, Any], num_processes: int) -> dict[str, str]:
+    """Fill in what TRL works out from other settings, and say from which."""
+    sources = {}
+    if values["steps_per_generation"] is None:
+        whole = values["generation_batch_size"] is not None
+        sources["steps_per_generation"] = "generation_batch_size" if whole else "gradient_accumulation_steps"
+        values["steps_per_generation"] = steps_per_generation(values, num_processes)
+    if values["bf16"] is None:
+        sources["bf16"], values["bf16"] = "fp16", not values["fp16"]
+    return {key: f"follows from `{source}`" for key, source in sources.items()}
 
 
 def _source(written: Value) -> str:

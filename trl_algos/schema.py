@@ -48,6 +48,9 @@ _LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passi
 _CHOICES = {"log_level": _LOG_LEVELS, "log_level_replica": _LOG_LEVELS}
 """Choices that are no literal in the source."""
 
+_ANNOTATIONS: Mapping[str, Any] = {"lora_target_modules": str | list[str] | None}
+"""Types that the class states too narrowly: PEFT reads text as a pattern, and a list as names."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -101,7 +104,7 @@ def _fields(part: str, module: str, name: str) -> Iterator[Setting]:
 
 
 def _setting(part: str, name: str, node: ast.AnnAssign) -> Setting:
-    annotation = _annotation(node.annotation)
+    annotation = _ANNOTATIONS.get(name) or _annotation(node.annotation)
     value = node.value
     if value is None:
         return Setting(name, part, annotation, None, "", required=True)

@@ -122,8 +122,9 @@ def _digits(expression: Any) -> float:
     if isinstance(expression, str):
         return 0.0
     if getattr(expression, "is_Number", False):
-        # Infinity has no digits; a literal beyond all floats becomes inf here, and is too large.
-        return math.log10(max(1.0, abs(float(expression)))) if expression.is_finite else 0.0
+        # Of both sides of the point: 0.1 is as long as 10 when it is raised. Infinity and 0 have none.
+        value = abs(float(expression))
+        return abs(math.log10(value)) if expression.is_finite and value else 0.0
     sizes = [_digits(part) for part in getattr(expression, "args", ())]
     if getattr(expression, "is_Pow", False) or type(expression).__name__ == "factorial":
         # The exponent is at most 10 to the number of its digits; n! is below n^n.

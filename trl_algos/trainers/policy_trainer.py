@@ -40,6 +40,7 @@ from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import StepMetrics, record_loss, record_ratios, rollout_metrics
+from trl_algos.trainers.prompt_checks import check_prompts
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
 from trl_algos.trainers.reward_checks import checked_reward
 from trl_algos.trainers.rollout import (
@@ -96,7 +97,9 @@ class PolicyTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, **kwargs)
         # In place, so that TRL's names and weights stay with them; models are no functions of ours to check.
         self.reward_funcs[:] = [
-            function if isinstance(function, nn.Module) else checked_reward(function, self._standing)
+            function
+            if isinstance(function, nn.Module)
+            else checked_reward(function, self._standing, args.reward_on_error, args.reward_timeout)
             for function in self.reward_funcs
         ]
         self._name = self.algorithm.title
@@ -131,13 +134,9 @@ class PolicyTrainer(GRPOTrainer):
         return super().train(*args, **kwargs)
 
     def check_prompts(self) -> None:
-        """Raise `ValueError` where the training data cannot fill one generation batch."""
+        """Raise `ValueError` where the prompts cannot fill one generation batch, or lack a chat template."""
         needed = self.args.generation_batch_size // self.num_generations
-        if hasattr(self.train_dataset, "__len__") and len(self.train_dataset) < needed:
-            raise ValueError(
-                f"`train_dataset` has {len(self.train_dataset)} prompts, but one generation batch takes {needed}: "
-                "per_device_train_batch_size x steps_per_generation x processes / num_generations. Lower one of them."
-            )
+        check_prompts(self.train_dataset, needed, self.processing_class)
 
     # 1. The optimizer window
 
