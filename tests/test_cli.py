@@ -57,7 +57,16 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["trian", "recipe.yaml"], "'trian' is not a command; there are train, list"),
+        (["trian", "recipe.yaml"], "'trian' is not a command; there are train, check, explain, list, init, plot."),
+        (["trian", "recipe.yaml"], "Did you mean 'train'?"),
+        (["--debug"], "is not a command"),
+        (["check"], "check: name a recipe"),
+        (["explain", "a.yaml", "--config", "b.yaml"], "are two recipes"),
+        (["explain", "--diff", "a.yaml"], "takes two recipes"),
+        (["list", "gropo"], "Did you mean 'grpo'?"),
+        (["init"], "name an algorithm"),
+        (["init", "dappo"], "Did you mean 'dapo'?"),
+        (["plot"], "name at least one run"),
         (["recipe.yaml"], "'recipe.yaml' is not a command"),
         (["train"], "name a recipe"),
         (["train", "--beta", "0.1"], "name a recipe"),
@@ -102,6 +111,113 @@ def test_exit_code_of_the_process():
     assert result.stdout == ""
 
 
+LIGHT = """
+import sys
+from trl_algos.cli import main
+recipe = sys.argv[1]
+for words in ["list"], ["list", "dapo"], ["check", recipe], ["explain", recipe], ["init", "dapo"], ["trian"]:
+    main(words)
+sys.exit(bool({"torch", "transformers", "trl", "datasets"} & set(sys.modules)))
+"""
+
+
+def test_commands_that_only_read_need_no_torch(tmp_path: Path):
+    recipe = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
+    words = [sys.executable, "-c", LIGHT, str(recipe)]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+# Reading commands
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Writes a good recipe with changes; returns its name, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def recipe(name: str = "recipe.yaml", **changes: Any) -> str:
+        settings = {**SETTINGS, "output_dir": "out", **changes}
+        Path(name).write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
+        return name
+
+    return recipe
+
+
+def test_check_says_what_a_step_will_be(recipe: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    path = recipe(per_device_train_batch_size=12, gradient_accumulation_steps=2, num_generations=4, num_iterations=2)
+    assert main(["check", path, "--num_processes", "3"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("recipe.yaml: no problem found. GRPO")
+    assert "3 processes, 72 completions of 18 prompts sampled at a time, 2 optimizer step(s) on them." in said
+    assert "83,328 numbers" in said  # of the bundled model
+    assert not Path("out").exists()
+
+
+def test_check_judges_batches_for_the_processes_given(recipe: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    path = recipe(per_device_train_batch_size=3, num_generations=4)
+    assert [main(["check", path, f"--num_processes={count}"]) for count in (1, 2, 4)] == [2, 2, 0]
+    capsys.readouterr()
+    for count in ("0", "two", "-1", "1.5"):
+        assert main(["check", path, "--num_processes", count]) == 2
+        assert f"`--num_processes`: {count!r}" in capsys.readouterr().err
+
+
+def test_check_takes_overrides(recipe: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    path = recipe()
+    assert main(["check", path, "--num_generations", "3"]) == 2
+    assert main(["check", path, "--num_generations", "2"]) == 0
+
+
+def test_explain_says_where_values_come_from(recipe: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    assert main(["explain", recipe(algorithm="dapo", beta=None, hub_token="hf_secret"), "--epsilon", "0.2"]) == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert lines["epsilon"][1:] == ["0.2", "command", "line"]  # though the row says the same
+    assert lines["epsilon_high"][1:] == ["0.28", "algorithm", "dapo"]
+    assert lines["max_completion_length"][1] == "2"
+    assert lines["max_completion_length"][2].startswith("recipe.yaml:")
+    assert lines["num_iterations"][1:] == ["1", "common", "default"]
+    assert lines["adam_beta1"][1:] == ["0.9", "default"]
+    assert lines["hub_token"][1] == "(hidden)"
+    assert not Path("out").exists()
+
+
+def test_explain_shows_what_two_recipes_do_not_share(recipe: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    first, second = recipe("a.yaml", beta=0.1), recipe("b.yaml", beta=0.2, seed=1)
+    assert main(["explain", "--diff", first, second]) == 0
+    said = capsys.readouterr().out
+    changed = [line.split()[:3] for line in said.split("Settings")[1].splitlines() if line.strip()]
+    assert changed == [["<", "beta", "0.1"], [">", "beta", "0.2"], ["<", "seed", "42"], [">", "seed", "1"]]
+    assert "objective: L = agg(l) + 0.1 agg(KL), minimised" in said
+    assert main(["explain", "--diff", first, first]) == 0
+    assert capsys.readouterr().out.count("the same") == 2
+
+
+def test_debug_on_its_own_shows_where_an_error_comes_from(recipe: Callable[..., str], capsys: Any):
+    path = recipe(num_generations=3)
+    assert main(["check", path, "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+    assert main(["check", path]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert main(["check", recipe(), "--debug", "underflow_overflow"]) == 0  # a setting of transformers
+    assert main(["check", recipe(), "--debug", "underflow"]) == 2
+    assert "`debug`" in capsys.readouterr().err
+
+
+def test_output_that_nobody_reads():
+    """`trl-algos list | head -1` ends without a traceback."""
+    command = f"{sys.executable} -m trl_algos list | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+    assert result.stdout.startswith("grpo")
+
+
+def test_other_processes_of_a_launch_say_nothing(monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", "no.yaml"]) == 2
+    assert capsys.readouterr().err == ""
+
+
 # Recipes
 
 
@@ -120,8 +236,8 @@ def test_a_recipe_with_several_mistakes(refused: Callable[..., str]):
     assert len(error.strip().splitlines()) == 4
 
 
-def test_a_recipe_that_trl_refuses(refused: Callable[..., str]):
-    assert "must be divisible by num_generations (3)" in refused(num_generations=3)
+def test_a_recipe_that_trl_would_refuse(refused: Callable[..., str]):
+    assert "`num_generations`: 3 does not divide the 8 completions" in refused(num_generations=3)
 
 
 # Data
@@ -133,8 +249,8 @@ def test_no_data_set(refused: Callable[..., str]):
 
 def test_an_unknown_data_set(refused: Callable[..., str]):
     error = refused(dataset_name="arithmetc")
-    assert "`dataset_name`: 'arithmetc'" in error
-    assert "'arithmetic'" in error
+    assert "`dataset_name`: there is no data set 'arithmetc'" in error
+    assert "Did you mean 'arithmetic'?" in error
 
 
 @pytest.mark.parametrize(
@@ -194,7 +310,7 @@ def test_an_unknown_reward(refused: Callable[..., str]):
         ("rewards.py:scored", "def score(completions, **kwargs): return []\n", "scored"),
         ("rewards.py:", "def score(completions, **kwargs): return []\n", "rewards.py"),
         ("rewards.py:score", "def score(:\n", "rewards.py"),
-        ("rewards.py:score", "import no_such_module\n", "no_such_module"),
+        ("rewards.py:score", "import no_such_module\nscore = no_such_module.score\n", "no_such_module"),
         ("rewards.py:score", "score = undefined\n", "undefined"),
         ("rewards.py:score", "score = 'text'\n", "score"),
         ("no_such_module.score", None, "no_such_module"),
@@ -255,6 +371,23 @@ def test_counts_of_held_out_figures(refused: Callable[..., str], name: str, valu
 
 
 # A run
+
+
+def test_a_failing_reward_function_stops_a_run_without_a_traceback(recipe: Callable[..., str], capsys: Any):
+    Path("rewards.py").write_text("def broken(completions, **kwargs):\n    raise KeyError('solution')\n")
+    assert main(["train", recipe(reward_funcs=["rewards.py:broken"])]) == 1
+    error = capsys.readouterr().err
+    assert "trl-algos: stopped:" in error
+    assert "'broken'" in error
+    assert "KeyError" in error
+    assert "Traceback" not in error
+
+
+def test_a_failing_reward_function_that_may_fail(recipe: Callable[..., str], caplog: pytest.LogCaptureFixture):
+    Path("rewards.py").write_text("def broken(completions, **kwargs):\n    raise KeyError('solution')\n")
+    settings = {"reward_funcs": ["rewards.py:broken", "exact_match"], "reward_on_error": "none", "plot": False}
+    assert main(["train", recipe(**settings)]) == 0
+    assert "The reward function 'broken' raised KeyError" in caplog.text
 
 
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], model_folder: str):

@@ -44,7 +44,7 @@ def difference(first: Recipe, second: Recipe) -> list[str]:
         f"> {line}" for line in theirs if line not in ours
     ]
     lines += ["", "Objective", *_wrapped(changed or ["the same"])]
-    keys = [key for key in first.values if first.values[key] != second.values[key]]
+    keys = sorted(key for key in first.values if first.values[key] != second.values[key])
     lines += ["", "Settings", *([] if keys else ["  the same"])]
     for key in keys:
         for mark, recipe in (("<", first), (">", second)):

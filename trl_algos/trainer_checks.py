@@ -35,6 +35,9 @@ NAMES: Mapping[str, tuple[Any, ...]] = {
 }
 """Settings of type text -> the names that the library knows, where its class does not list them."""
 
+DEBUG_OPTIONS = ("underflow_overflow", "tpu_metrics_debug")
+"""Words of the setting `debug`."""
+
 
 def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
     """A message for each combination that the trainer could not run.
@@ -46,6 +49,9 @@ def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
     for name, known in NAMES.items():
         if values[name] is not None and values[name] not in known:
             yield unknown_name(name, values[name], [word for word in known if isinstance(word, str)])
+    for word in values["debug"].split() if isinstance(values["debug"], str) else ():
+        if word not in DEBUG_OPTIONS:
+            yield unknown_name("debug", word, DEBUG_OPTIONS)
     yield from _precision_problems(values)
     yield from _schedule_problems(values)
     yield from _best_model_problems(values)
