@@ -1,4 +1,4 @@
-"""The main job on the bundled task: from a recipe to the run folder, and every recipe for a few steps."""
+"""The main job on the bundled task: from a recipe to the run folder."""
 
 import json
 import os
@@ -13,7 +13,8 @@ from trl_algos.algorithms import ALGORITHMS
 from trl_algos.data import arithmetic, bundled_model_path
 from trl_algos.errors import ConfigError
 from trl_algos.recipe import read_recipe
-from trl_algos.run import load_reward, train
+from trl_algos.run import train
+from trl_algos.run_folder import read_metrics
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
@@ -59,11 +60,38 @@ def test_the_summary_holds_figures_settings_and_versions(quickstart: Path) -> No
     assert summary["settings"]["epsilon"] is not None
     assert summary["versions"]["torch"].startswith("2.")
     assert summary["last_log"]["step"] == 4
+    assert summary["held_out"]["prompts"] == 40
 
 
 def test_no_secret_is_written(quickstart: Path) -> None:
-    for path in quickstart.glob("*.json"):
-        assert "hf_secret" not in path.read_text()
+    for path in quickstart.iterdir():
+        if path.suffix in (".json", ".jsonl", ".yaml", ".md"):
+            assert "hf_secret" not in path.read_text(), path
+
+
+def test_every_log_entry_is_a_line(quickstart: Path) -> None:
+    entries = read_metrics(quickstart / "metrics.jsonl")
+    assert [entry["step"] for entry in entries if "loss" in entry] == [1, 2, 3, 4]
+    assert all(0 <= entry["reward"] <= 1 for entry in entries if "reward" in entry)
+
+
+def test_a_run_repeats_itself_from_its_own_recipe(quickstart: Path, tmp_path: Path) -> None:
+    train(read_recipe(str(quickstart / "recipe.yaml"), [f"--output_dir={tmp_path}", "--held_out_prompts=0"]))
+    first, second = (read_metrics(folder / "metrics.jsonl") for folder in (quickstart, tmp_path))
+    for one, other in zip(first, second, strict=True):
+        assert {k: one[k] for k in ("step", "reward", "loss") if k in one} == {
+            k: other[k] for k in ("step", "reward", "loss") if k in other
+        }
+
+
+def test_a_second_run_in_the_folder_keeps_the_records_of_the_first(tmp_path: Path) -> None:
+    recipe = str(ROOT / "recipes/quickstart.yaml")
+    words = [f"--output_dir={tmp_path}", "--held_out_prompts=0", "--per_device_train_batch_size=16"]
+    for steps in (1, 2):
+        train(read_recipe(recipe, [*words, f"--max_steps={steps}", "--logging_steps=1"]))
+    assert len(read_metrics(tmp_path / "previous/1/metrics.jsonl")) == 2  # a step, and the summary of training
+    assert json.loads((tmp_path / "previous/1/training_summary.json").read_text())["steps"] == 1
+    assert json.loads((tmp_path / "training_summary.json").read_text())["steps"] == 2
 
 
 def test_the_plot_is_a_picture(quickstart: Path) -> None:
@@ -85,23 +113,6 @@ def test_held_out_accuracy_before_is_that_of_the_bundled_model(quickstart: Path)
     assert summary["held_out"]["before"]["greedy"]["exact_match"] == pytest.approx(right / 40)
 
 
-@pytest.mark.parametrize("key", [key for key in ALGORITHMS if (ROOT / f"recipes/{key}.yaml").exists()])
-def test_every_recipe_trains(key: str, tmp_path: Path) -> None:
-    """LoRA as the recipe says, on the bundled model, for two optimizer steps."""
-    words = [*SMALL, f"--output_dir={tmp_path}", "--lora_r=4"]
-    if key in ("gspo", "gspo_token"):
-        words.append("--steps_per_generation=2")
-    trainer = train(read_recipe(str(ROOT / f"recipes/{key}.yaml"), words))
-    assert trainer.state.global_step == 2
-    adapters = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
-    assert adapters
-    assert (tmp_path / "adapter_model.safetensors").exists()
-    log = next(entry for entry in trainer.state.log_history if "policy_loss" in entry)
-    assert all(value == value for value in log.values() if isinstance(value, float))
-    if log["policy/effective_tokens"] > 0:
-        assert max(p.abs().max().item() for p in adapters) > 0
-
-
 @pytest.mark.parametrize("name", ["train_in_a_script", "new_algorithm", "custom_advantage"])
 def test_every_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,23 +121,6 @@ def test_every_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     finally:
         ALGORITHMS.pop("rank_po", None)
     assert variables["trainer"].state.global_step == 20
-
-
-class TestLoadReward:
-    def test_by_file(self, tmp_path: Path) -> None:
-        (tmp_path / "mine.py").write_text(
-            "def length(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n"
-        )
-        assert load_reward(f"{tmp_path}/mine.py:length")(completions=["abc"]) == [3.0]
-
-    def test_by_module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "my_rewards_module.py").write_text("def one(completions, **kwargs):\n    return [1.0]\n")
-        monkeypatch.chdir(tmp_path)
-        assert load_reward("my_rewards_module.one")(completions=["abc"]) == [1.0]
-
-    def test_a_name_is_never_imported(self) -> None:
-        with pytest.raises(ValueError, match="exact_match"):
-            load_reward("exact_mach")
 
 
 def test_nothing_is_written_when_the_reward_is_not_to_be_had(tmp_path: Path) -> None:
@@ -150,6 +144,7 @@ def test_the_latest_checkpoint_is_the_latest_whole_one(tmp_path: Path) -> None:
     trainer = train(read_recipe(recipe, [*words, "--save_steps=5", "--max_steps=3", "--resume_from_checkpoint=true"]))
     assert trainer.state.global_step == 3
     assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == [1, 2, 3]
+    assert [entry["step"] for entry in read_metrics(tmp_path / "metrics.jsonl") if "loss" in entry] == [1, 2, 3]
 
 
 def test_there_is_no_checkpoint_to_resume_from(tmp_path: Path) -> None:
