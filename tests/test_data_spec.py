@@ -270,6 +270,7 @@ def test_saved_folders_are_looked_into() -> None:
     DatasetDict({"train": Dataset.from_list(GSM), "val": Dataset.from_list(PROMPTS)}).save_to_disk("saved")
     assert "has no column 'prompt', but question, answer" in problem(dataset_name="saved")
     assert problems(dataset_name="saved", dataset_train_split="val") == []
+    assert problems(True, dataset_name="saved", dataset_train_split="val", test_split_size=1) == []
     assert problem(dataset_name="saved", dataset_train_split="vall") == (
         "`dataset_train_split`: 'vall' is not a split of 'saved', which has train, val."
     )
@@ -587,6 +588,8 @@ def test_entries_that_make_a_mixture() -> None:
         {"path": "trl-lib/DeepMath-103K", "name": "default", "fraction": 1, "columns": ["prompt", "answer"]},
     ]
     assert problems(datasets=entries, test_split_size=0.1) == []
+    test_name = jsonl("b.jsonl", [{**PROMPTS[0], "more": 1}])
+    assert problems(True, datasets=entries, dataset_test_name=test_name) == []
     assert "`streaming`: true, but `fraction`" in problem(datasets=entries, streaming=True)
 
 

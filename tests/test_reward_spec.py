@@ -101,7 +101,8 @@ def test_a_column_that_is_called_as_a_setting_does_not_take_its_place() -> None:
     assert reward_problems(["numeric_match", "format_tags"], columns) == []
     strict, tags = load_rewards([{"name": "numeric_match", "tolerance": 0.5}, "format_tags"], columns)
     assert strict(**PASSED_BY_TRL, answer=["4"], tolerance=["0"]) == [1.0]
-    assert tags(**PASSED_BY_TRL, answer=["4"], tags=["a"]) == [0.0]
+    tagged = PASSED_BY_TRL | {"completions": ["<think>a</think><answer>b</answer>"]}
+    assert tags(**tagged, answer=["4"], tags=["a"]) == [1.0]
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,9 @@ def _test_tables(spec: DataSpec, needs_test: bool) -> list[Table]:
     name = spec.dataset_test_name or spec.dataset_name
     if not needs_test or not name or spec.test_split_size is not None:
         return []
-    if known_splits(name) != []:
-        return [Table(key, "dataset_test_split", name, spec.dataset_test_split)]
-    return [Table(key, key, name, "train")] if spec.dataset_test_name else []
+    if known_splits(name) == []:
+        return [Table(key, key, name, "train")]
+    return [Table(key, "dataset_test_split", name, spec.dataset_test_split)]
 
 
 def unequal_columns(first: tuple[str, list[str]], other: tuple[str, list[str]]) -> str:

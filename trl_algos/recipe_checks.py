@@ -93,7 +93,8 @@ def _reward_problems(recipe: Recipe, columns: list[str] | None) -> Iterator[str]
     if not specs and model is None:
         yield "`reward_funcs`: not set; give the name or path of at least one reward function."
         return
-    yield from reward_problems(specs or [], columns)
+    if specs:
+        yield from reward_problems(specs, columns)
     weights, count = recipe.values["reward_weights"], len(specs or []) + (model is not None)
     if weights is not None and len(weights) != count:
         yield f"`reward_weights`: {len(weights)} weights for {count} rewards; give one for each."

@@ -80,7 +80,7 @@ def _rewards(arguments: Arguments, columns: list[str] | None) -> list[Any]:
     if run.reward_model_name_or_path:
         name = run.reward_model_name_or_path
         models.append(_found_model("reward_model_name_or_path", name, "main", args.trust_remote_code))
-    return models + load_rewards(run.reward_funcs or [], columns)
+    return models + (load_rewards(run.reward_funcs, columns) if run.reward_funcs else [])
 
 
 def _trainer(arguments: Arguments, rewards: list[Any], train_dataset: Any, test_dataset: Any) -> PolicyTrainer:

@@ -40,6 +40,7 @@ def trainer(folder: Path, reward: Any, **settings: Any) -> PolicyTrainer:
     ("returned", "says"),
     [
         ([1.0, 2.0], "returned 2 rewards for 4 completions"),
+        ([1.0] * 5, "returned 5 rewards for 4 completions"),
         ("good", "returned a str"),
         (None, "returned a NoneType"),
         (1.0, "returned a float"),
