@@ -134,9 +134,9 @@ def _out_of_range(parameter: str, value: int, least: int, largest: int) -> str:
 
 def _misfit(annotation: str, value: Any) -> str:
     """What a value of this type must be, or nothing where `value` is one or the type is none that we know."""
-    optional = re.fullmatch(r"(?:typing\.)?Optional\[(.*)\]|(.*) \| None", annotation)
+    optional = re.fullmatch(r"(?:typing\.)?Optional\[(.*)\]", annotation)
     if optional:
-        return "" if value is None else _misfit(optional[1] or optional[2], value)
+        return "" if value is None else _misfit(optional[1], value)
     if annotation in _TYPES:
         fits = isinstance(value, _TYPES[annotation]) and (annotation == "bool") == isinstance(value, bool)
         return "" if fits else _WORDS[annotation]

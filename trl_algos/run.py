@@ -17,7 +17,7 @@ from trl_algos import schema
 from trl_algos.arguments import Arguments, build
 from trl_algos.checkpoints import checkpoint_to_resume
 from trl_algos.data import BUNDLED_MODELS
-from trl_algos.data_loading import load_data
+from trl_algos.data_loading import column_names, load_data
 from trl_algos.errors import ConfigError
 from trl_algos.held_out import HeldOut, held_out_rewards
 from trl_algos.metrics_log import MetricsLog
@@ -48,7 +48,7 @@ def train(recipe: Recipe) -> PolicyTrainer:
     run, args = arguments.run, arguments.policy
     resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir)
     train_dataset, test_dataset = load_data(data_spec(recipe), needs_test_split(recipe.values))
-    rewards = _rewards(arguments, train_dataset.column_names)
+    rewards = _rewards(arguments, column_names(train_dataset))
     trainer = _trainer(arguments, rewards, train_dataset, test_dataset)
     settings = _settings(recipe, arguments)
     if trainer.is_world_process_zero():
