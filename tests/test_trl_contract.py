@@ -19,7 +19,7 @@ from trl_algos import PolicyTrainer, _compat
 
 INSTALLED = f"TRL {version('trl')}"
 PACKAGE = Path(_compat.__file__).parent
-TRAINER_SOURCES = [*sorted((PACKAGE / "trainers").glob("*.py")), PACKAGE / "held_out.py"]
+TRAINER_SOURCES = [*sorted((PACKAGE / "trainers").glob("*.py")), PACKAGE / "run" / "held_out.py"]
 LISTED = {
     *_compat.GRPO_TRAINER_METHODS,
     *_compat.GRPO_TRAINER_ATTRIBUTES,

@@ -76,6 +76,7 @@ GRPO_TRAINER_ATTRIBUTES = (
     "num_generations",
     "num_generations_eval",
     "off_policy_mask_threshold",
+    "processing_class",
     "ref_model",
     "reward_func_names",
     "reward_funcs",

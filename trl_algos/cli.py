@@ -60,8 +60,8 @@ def _debug_flag(words: list[str]) -> tuple[bool, list[str]]:
 
 
 def _train(words: list[str]) -> int:
-    from trl_algos.recipe import read_recipe
-    from trl_algos.recipe_checks import recipe_problems
+    from trl_algos.recipe.checks import recipe_problems
+    from trl_algos.recipe.reading import read_recipe
 
     recipe = read_recipe(*_recipe_and_words("train", words))
     problems = recipe_problems(recipe)
@@ -69,7 +69,7 @@ def _train(words: list[str]) -> int:
         raise ConfigError(problems)
     # Before torch is imported: it reads OMP_NUM_THREADS and its like only then.
     os.environ.update(recipe.environment)
-    from trl_algos.run import train
+    from trl_algos.run.training import train
     from trl_algos.trainers.reward_checks import RewardError
 
     try:
@@ -83,8 +83,8 @@ def _train(words: list[str]) -> int:
 
 
 def _check(words: list[str]) -> int:
-    from trl_algos.recipe import read_recipe
-    from trl_algos.recipe_checks import recipe_problems, summary
+    from trl_algos.recipe.checks import recipe_problems, summary
+    from trl_algos.recipe.reading import read_recipe
 
     path, words = _recipe_and_words("check", words)
     processes, words = _taken(words, "--num_processes")
@@ -97,8 +97,8 @@ def _check(words: list[str]) -> int:
 
 
 def _explain(words: list[str]) -> int:
-    from trl_algos.explain import difference, explanation
-    from trl_algos.recipe import read_recipe
+    from trl_algos.recipe.explain import difference, explanation
+    from trl_algos.recipe.reading import read_recipe
 
     if words[:1] == ["--diff"]:
         if len(words) != 3:
@@ -126,7 +126,7 @@ def _list(words: list[str]) -> int:
 
 
 def _init(words: list[str]) -> int:
-    from trl_algos.starter import write_starter
+    from trl_algos.recipe.starter import write_starter
 
     if not 1 <= len(words) <= 2:
         raise ConfigError(["init: name an algorithm, and a file if it is not to be ALGORITHM.yaml."])
@@ -137,8 +137,8 @@ def _init(words: list[str]) -> int:
 
 
 def _plot(words: list[str]) -> int:
-    from trl_algos.comparison import plot_arguments
-    from trl_algos.plots import compare_runs
+    from trl_algos.run.comparison import plot_arguments
+    from trl_algos.run.plots import compare_runs
 
     arguments = plot_arguments(words)
     _write(f"Wrote {compare_runs(arguments.runs, arguments.output, arguments.metrics, arguments.by)}")

@@ -10,10 +10,10 @@ from trl import GRPOConfig
 
 from trl_algos import _compat  # noqa: F401 - refuses another TRL
 from trl_algos.algorithms import advantage_estimators, advantage_settings, surrogate_settings, surrogates
-from trl_algos.combinations import doubts
 from trl_algos.errors import ConfigError
-from trl_algos.resolution import resolve
-from trl_algos.trainer_checks import launched_processes, trainer_problems
+from trl_algos.settings.combinations import doubts
+from trl_algos.settings.resolution import resolve
+from trl_algos.settings.trainer_checks import launched_processes, trainer_problems
 
 
 class _One(int):
@@ -126,7 +126,8 @@ class PolicyConfig(GRPOConfig):
         problems = [*resolution.problems, *trainer_problems(resolution.values, launched_processes())]
         if problems:
             raise ConfigError(problems)
-        vars(self).update(resolution.values)
+        for name, value in resolution.values.items():
+            setattr(self, name, value)
         if self.steps_per_generation is not None:
             self.generation_batch_size = None  # said twice and equal, as in a copy of a config
         generations = self.num_generations

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from trl.trainer.utils import get_callable_name, is_async_callable
@@ -48,7 +48,7 @@ class _TooLong(Exception):  # noqa: N818 - not raised to users
 def checked_reward(
     function: RewardFunction,
     standing: Callable[[], str],
-    on_error: Literal["raise", "none"] = "raise",
+    on_error: str = "raise",
     timeout: float | None = None,
 ) -> RewardFunction:
     """`function`, sync or async as it was, whose failures are a `RewardError`.

@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from trl_algos.answers import completion_text
+from trl_algos.rewards.answers import completion_text
 
 _EXCERPT = 60
 

@@ -1,0 +1,78 @@
+"""The argument classes of TRL's scripts, built from a recipe."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from accelerate import ParallelismConfig
+from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
+from trl import DatasetMixtureConfig, ModelConfig
+
+from trl_algos.config import PolicyConfig
+from trl_algos.errors import ConfigError
+from trl_algos.recipe import schema
+from trl_algos.recipe.reading import Recipe, placed
+from trl_algos.recipe.run_arguments import RunArguments
+
+
+@dataclass
+class Arguments:
+    """What a recipe says, as the classes that TRL's functions take."""
+
+    run: RunArguments
+    policy: PolicyConfig
+    model: ModelConfig
+    mixture: DatasetMixtureConfig
+
+
+def build(recipe: Recipe) -> Arguments:
+    """The arguments of a recipe.
+
+    Raises:
+        ConfigError: TRL or transformers refuse a setting, or the hardware has not what a setting asks for.
+    """
+    problems = list(_hardware_problems(recipe))
+    built = {}
+    for part, cls in (("run", RunArguments), ("model", ModelConfig), ("mixture", DatasetMixtureConfig)):
+        with _refusals(problems):
+            built[part] = cls(**recipe.part(part))
+        if "model" in built and recipe.values["lora_target_modules"] not in (None, ["all-linear"]):
+            # TRL makes text of a list of one name, and then no module fits.
+            built["model"].lora_target_modules = recipe.values["lora_target_modules"]
+    with _refusals(problems):
+        policy = recipe.part("policy")
+        if policy.get("parallelism_config") is not None:
+            policy["parallelism_config"] = ParallelismConfig(**policy["parallelism_config"])
+        if not problems:
+            built["policy"] = PolicyConfig(**policy)
+    if problems:
+        raise ConfigError([placed(message, recipe.written) for message in problems])
+    return Arguments(**built)
+
+
+def named(message: str) -> str:
+    """A message of another library, with the setting that it speaks of in front, as ours have it."""
+    known = schema.settings()
+    for word in re.findall(r"[a-z0-9_]+", message):
+        if word in known and ("_" in word or word in ("tf32", "fp16", "bf16", "deepspeed", "fsdp", "debug", "optim")):
+            return f"`{word}`: {message}"
+    return message
+
+
+@contextmanager
+def _refusals(problems: list[str]) -> Iterator[None]:
+    """Collects what is refused: TRL's and transformers' own checks raise whatever comes."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += error.problems
+    except Exception as error:
+        problems.append(named(f"{type(error).__name__}: {error}"))
+
+
+def _hardware_problems(recipe: Recipe) -> Iterator[str]:
+    values = recipe.values
+    wants_bf16 = values["bf16_full_eval"] or (not values["fp16"] if values["bf16"] is None else values["bf16"])
+    if wants_bf16 and not values["use_cpu"] and not (is_torch_bf16_gpu_available() or is_torch_xla_available()):
+        yield "`bf16`: needs a GPU with bfloat16, and there is none here; set `use_cpu: true`, or `bf16: false`."

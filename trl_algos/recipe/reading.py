@@ -1,0 +1,156 @@
+"""A recipe as plain values: read from a YAML file and `--key value` words, typed, resolved, and told apart by source.
+
+A value comes from, in this order: the command line, the recipe, the recipe that it extends, the algorithm's row, TRL's
+default. Every key must be one of `schema.settings()` and every value of its type; all that is wrong is reported
+together, with file and line. Nothing here imports torch or TRL.
+"""
+
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_algos.errors import ConfigError, nearest
+from trl_algos.recipe import schema
+from trl_algos.recipe.coercion import coerce
+from trl_algos.recipe.file import Value, environment, read_files, read_words
+from trl_algos.recipe.unused import unused_problems
+from trl_algos.settings.ranges import range_problems
+from trl_algos.settings.resolution import resolve
+from trl_algos.settings.trainer_checks import launched_processes, steps_per_generation, trainer_problems
+
+FILE_OR_BLOCK = ("deepspeed", "accelerator_config", "fsdp_config")
+"""Settings that take a block of settings or the path of a file with them."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe, read and checked.
+
+    Args:
+        path: its file; None where there is none.
+        written: key -> what was written and where, for the keys that somebody set.
+        given: key -> the same, as the setting's type.
+        values: key -> resolved value, for every key that there is.
+        sources: key -> where its value comes from, in words.
+        environment: variables to set before anything is imported.
+        num_processes: processes that the sizes were judged for.
+    """
+
+    path: str | None
+    written: Mapping[str, Value]
+    given: Mapping[str, Any]
+    values: Mapping[str, Any]
+    sources: Mapping[str, str]
+    environment: Mapping[str, str]
+    num_processes: int
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Key -> value as given, for the keys of one part of `schema.PARTS`."""
+        known = schema.settings()
+        return {key: value for key, value in self.given.items() if known[key].part == name}
+
+
+def read_recipe(path: str | None, words: Sequence[str] = (), num_processes: int | None = None) -> Recipe:
+    """A recipe from a YAML file and command-line words.
+
+    Args:
+        path: the file; None for words alone.
+        words: `--key value`, `--key=value`, `--flag`, `--list a b`; they win over the file.
+        num_processes: processes to judge batch sizes for; None for those of this launch.
+
+    Raises:
+        ConfigError: with every problem found in keys, types and settings.
+    """
+    problems: list[str] = []
+    written = read_files(path, problems) if path else {}
+    if problems and not written:  # nothing was read: what follows would only complain about what is missing
+        raise ConfigError(problems)
+    written |= read_words(words, problems)
+    variables = environment(written, problems)
+    given = _typed_values(written, problems)
+    count = num_processes or launched_processes()
+    values, sources = _resolved(written, given, count, problems)
+    problems += unused_problems(given, values)
+    if problems:
+        raise ConfigError([placed(message, written) for message in problems])
+    return Recipe(path, written, given, values, sources, variables, count)
+
+
+def _typed_values(written: Mapping[str, Value], problems: list[str]) -> dict[str, Any]:
+    given = {}
+    for key, value in written.items():
+        if key not in schema.settings():
+            problems.append(f"{value.where}{_unknown_key(key)}")
+            continue
+        try:
+            given[key] = _typed(schema.settings()[key], value)
+        except (TypeError, ValueError) as error:
+            problems.append(f"`{key}`: {error}")
+    return given
+
+
+def _typed(setting: schema.Setting, written: Value) -> Any:
+    value = coerce(setting.annotation, written.value, written.text)
+    if setting.choices and value is not None and value not in setting.choices:
+        choices = [str(choice) for choice in setting.choices]
+        raise ValueError(f"{value!r} is not one of {', '.join(choices)}.{nearest(value, choices)}")
+    is_block = any((typing.get_origin(m) or m) is dict for m in typing.get_args(setting.annotation))
+    if is_block and isinstance(value, str) and setting.name not in FILE_OR_BLOCK:
+        raise ValueError(f"{value!r} is a str; it must be a block of `name: value` lines.")
+    return value
+
+
+def _unknown_key(key: str) -> str:
+    hint = nearest(key.replace("-", "_"), schema.settings()).replace("'", "`")
+    return f"`{key}`: there is no such setting.{hint}"
+
+
+def _resolved(
+    written: Mapping[str, Value], given: Mapping[str, Any], num_processes: int, problems: list[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Every key's value and source; problems that come of values are added."""
+    values = {key: setting.default for key, setting in schema.settings().items()} | dict(given)
+    sources = {key: "default" for key in values}
+    policy = {key: values[key] for key in schema.defaults("policy")}
+    try:
+        resolution = resolve(policy, schema.defaults("policy"))
+    except ConfigError as error:  # no such algorithm
+        problems += error.problems
+        return values, sources
+    problems += resolution.problems
+    problems += trainer_problems(resolution.values, num_processes)
+    rest = {key: value for key, value in values.items() if key not in policy}
+    problems += range_problems(rest, {key: setting.default for key, setting in schema.settings().items()})
+    values |= rest | resolution.values
+    sources |= resolution.sources | _work_out(values, num_processes)
+    sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
+    return values, sources
+
+
+def _work_out(values: dict[str, Any], num_processes: int) -> dict[str, str]:
+    """Fill in what TRL works out from other settings, and say from which."""
+    sources = {}
+    if values["steps_per_generation"] is None:
+        whole = values["generation_batch_size"] is not None
+        sources["steps_per_generation"] = "generation_batch_size" if whole else "gradient_accumulation_steps"
+        values["steps_per_generation"] = steps_per_generation(values, num_processes)
+    if values["bf16"] is None:
+        sources["bf16"], values["bf16"] = "fp16", not values["fp16"]
+    return {key: f"follows from `{source}`" for key, source in sources.items()}
+
+
+def _source(written: Value) -> str:
+    return written.where.removesuffix(": ") or "command line"
+
+
+def placed(message: str, written: Mapping[str, Value]) -> str:
+    """The message with file and line in front, where it is about a key that stands in a file.
+
+    Args:
+        message: begins with the key that it is about.
+        written: key -> what was written and where.
+    """
+    about = re.match(r"`([^`]+)`", message)
+    return f"{written[about[1]].where}{message}" if about and about[1] in written else message

@@ -1,0 +1,1 @@
+"""The main job, and what a run leaves behind: metrics, plots, held-out figures, its own recipe."""
