@@ -10,13 +10,14 @@ from trl_algos.errors import ConfigError, nearest
 
 USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe says; any setting can be overridden
        trl-algos check RECIPE [--key value ...] [--num_processes N]
-                                                   all that is wrong with it, without loading model or data
+                                                    all that is wrong with it, without loading model or data
        trl-algos explain RECIPE [--key value ...]   the objective in words, every setting and where it comes from
-       trl-algos explain --diff RECIPE RECIPE      what two recipes do not have in common
-       trl-algos list [ALGORITHM ...]              the algorithms; of those named, their defaults too
-       trl-algos init ALGORITHM [FILE]             write a starter recipe
+       trl-algos explain --diff RECIPE RECIPE       what two recipes do not have in common
+       trl-algos list [ALGORITHM ...]               the algorithms; of those named, their defaults too
+       trl-algos list rewards                       reward functions that a recipe can name, and their settings
+       trl-algos init ALGORITHM [FILE]              write a starter recipe
        trl-algos plot RUN ... [--output FILE] [--metrics NAME ...] [--by KEY ...]
-                                                   curves of runs, those that differ in the seed as a band
+                                                    curves of runs, those that differ in the seed as a band
        trl-algos --version
 
 `--debug` on its own shows where an error comes from. Also as `python -m trl_algos`, and under
@@ -112,6 +113,8 @@ def _explain(words: list[str]) -> int:
 def _list(words: list[str]) -> int:
     from trl_algos.algorithms import ALGORITHMS, COMMON_DEFAULTS, table_cells
 
+    if words == ["rewards"]:
+        return _list_rewards()
     _known_algorithms("list", words)
     for row in [ALGORITHMS[word] for word in words] or ALGORITHMS.values():
         cells = table_cells(row)
@@ -122,6 +125,16 @@ def _list(words: list[str]) -> int:
             defaults = {**COMMON_DEFAULTS, **row.defaults}
             _write(f"{'':<22} " + ", ".join(f"{name} {value}" for name, value in defaults.items()))
             _write(f"{'':<22} Differs from the paper: {row.differs or 'none'}")
+    return 0
+
+
+def _list_rewards() -> int:
+    from trl_algos.rewards.spec import reward_names
+
+    for reward in reward_names():
+        _write(f"{reward.name:<30} {reward.summary}")
+        if reward.settings:
+            _write(f"{'':<30} settings: {reward.settings}")
     return 0
 
 
