@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 
 from trl_algos._version import __version__
@@ -70,6 +71,8 @@ def _train(words: list[str]) -> int:
         raise ConfigError(problems)
     # Before torch is imported: it reads OMP_NUM_THREADS and its like only then.
     os.environ.update(recipe.environment)
+    # TRL's use of what transformers will rename is nothing that a user could change.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
     from trl_algos.run.training import train
     from trl_algos.trainers.reward_checks import RewardError
 

@@ -169,8 +169,8 @@ def _csv_rows(path: Path, limit: int) -> FirstRows:
 
 
 def _parquet_rows(path: Path, limit: int) -> FirstRows:
-    import pyarrow  # type: ignore[import-untyped]
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow
+    import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
