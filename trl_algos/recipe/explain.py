@@ -72,6 +72,6 @@ def _wrapped(texts: list[str]) -> list[str]:
 def _table(recipe: Recipe, keys: list[str]) -> list[str]:
     values: Mapping[str, Any] = public_settings(recipe.values)
     return [
-        f"  {key:<36} {shown(values[key]) if key in values else '(hidden)':<28} {recipe.sources[key]}".rstrip()
+        f"  {key:<35}  {shown(values[key]) if key in values else '(hidden)':<27}  {recipe.sources[key]}"
         for key in sorted(keys)
     ]
