@@ -23,8 +23,9 @@ def recipe_problems(recipe: Recipe) -> list[str]:
     """A message for each thing that is missing or does not fit, with file and line where it stands in a file."""
     values = recipe.values
     spec = data_spec(recipe)
-    problems = [*_model_problems(recipe), *data_problems(spec, needs_test_split(values))]
-    problems += _reward_problems(recipe, local_columns(spec))
+    of_data = data_problems(spec, needs_test_split(values))
+    problems = [*_model_problems(recipe), *of_data]
+    problems += _reward_problems(recipe, None if of_data else local_columns(spec))
     problems += [*_file_problems(values), *report_to_problems(values["report_to"])]
     return [placed(message, recipe.written) for message in problems]
 
