@@ -149,7 +149,10 @@ def test_check_says_what_a_step_will_be(recipe: Callable[..., str], capsys: pyte
     assert main(["check", path, "--num_processes", "3"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("recipe.yaml: no problem found. GRPO")
-    assert "3 processes, 72 completions of 18 prompts sampled at a time, 2 optimizer step(s) on them." in said
+    assert (
+        "3 processes, 72 completions of 18 prompts sampled at a time, 2 optimizer steps on them; output in out."
+        in said
+    )
     assert "83,328 numbers" in said  # of the bundled model
     assert not Path("out").exists()
 

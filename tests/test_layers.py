@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
-        {"core", "algorithms", "config", "_compat", "rewards"},
+        {"core", "algorithms", "config", "_compat", "errors", "rewards"},
         {"trl", "transformers", "accelerate", "torch"},
     ),
     "data": ({"errors"}, {"datasets", "pyarrow", "reasoning_gym"}),
@@ -35,11 +35,11 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "run": (
         {"_version", "algorithms", "data", "errors", "recipe", "rewards", "settings", "trainers"},
-        {"trl", "transformers", "datasets", "rich", "matplotlib", "numpy", "yaml", "torch"},
+        {"trl", "transformers", "datasets", "httpx", "rich", "matplotlib", "numpy", "yaml", "torch"},
     ),
     # These two load what they need on use.
     "__init__": ({"_version", "algorithms", "config", "errors", "trainers"}, set()),
-    "cli": ({"_version", "algorithms", "errors", "recipe", "run", "trainers"}, set()),
+    "cli": ({"_version", "algorithms", "errors", "recipe", "rewards", "run"}, set()),
     "__main__": ({"cli"}, set()),
 }
 

@@ -11,8 +11,8 @@ from trl_algos._version import __version__
 if TYPE_CHECKING:
     from trl_algos.algorithms import ALGORITHMS, Algorithm, register
     from trl_algos.config import PolicyConfig
-    from trl_algos.errors import ConfigError
-    from trl_algos.trainers import PolicyTrainer, RewardError, Rollout
+    from trl_algos.errors import ConfigError, RewardError
+    from trl_algos.trainers import PolicyTrainer, Rollout
 
 _HOME = {
     "ALGORITHMS": "algorithms",
@@ -21,7 +21,7 @@ _HOME = {
     "ConfigError": "errors",
     "PolicyConfig": "config",
     "PolicyTrainer": "trainers",
-    "RewardError": "trainers",
+    "RewardError": "errors",
     "Rollout": "trainers",
 }
 

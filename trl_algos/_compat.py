@@ -26,6 +26,7 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
     "_prepare_inputs": ("self", "generation_batch"),
+    "_save": ("self", "output_dir", "state_dict"),
     "_save_checkpoint": ("self", "model", "trial"),
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),

@@ -1,13 +1,14 @@
 """The command line: `trl-algos COMMAND ...`. Commands that only read a recipe answer without torch or TRL."""
 
 import os
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 
 from trl_algos._version import __version__
-from trl_algos.errors import ConfigError, nearest
+from trl_algos.errors import ConfigError, RewardError, nearest
 
 USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe says; any setting can be overridden
        trl-algos check RECIPE [--key value ...] [--num_processes N]
@@ -16,6 +17,7 @@ USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe
        trl-algos explain --diff RECIPE RECIPE       what two recipes do not have in common
        trl-algos list [ALGORITHM ...]               the algorithms; of those named, their defaults too
        trl-algos list rewards                       reward functions that a recipe can name, and their settings
+       trl-algos list KEY ...                       what settings mean, their types and defaults
        trl-algos init ALGORITHM [FILE]              write a starter recipe
        trl-algos plot RUN ... [--output FILE] [--metrics NAME ...] [--by KEY ...]
                                                     curves of runs, those that differ in the seed as a band
@@ -47,6 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         return _refuse(error.problems)
+    except (RewardError, FloatingPointError) as error:
+        if debug:
+            traceback.print_exc()
+        return _stop(str(error))
+    except KeyboardInterrupt:
+        _stop("interrupted")
+        return 130
     except BrokenPipeError:  # the reader has seen enough: `trl-algos list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -62,40 +71,34 @@ def _debug_flag(words: list[str]) -> tuple[bool, list[str]]:
 
 
 def _train(words: list[str]) -> int:
-    from trl_algos.recipe.checks import recipe_problems
-    from trl_algos.recipe.reading import read_recipe
+    from trl_algos.recipe.checks import checked_recipe
+    from trl_algos.recipe.doubts import recipe_doubts
+    from trl_algos.recipe.reading import placed
 
-    recipe = read_recipe(*_recipe_and_words("train", words))
-    problems = recipe_problems(recipe)
-    if problems:
-        raise ConfigError(problems)
+    recipe = checked_recipe(*_recipe_and_words("train", words))
+    for doubt in recipe_doubts(recipe):
+        _complain(f"trl-algos: {doubt}")
+        warnings.filterwarnings("ignore", message=re.escape(doubt))  # said once; scripts are warned by the config
     # Before torch is imported: it reads OMP_NUM_THREADS and its like only then.
     os.environ.update(recipe.environment)
     # TRL's use of what transformers will rename is nothing that a user could change.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+    from trl_algos.recipe.arguments import named
     from trl_algos.run.training import train
-    from trl_algos.trainers.reward_checks import RewardError
 
     try:
         train(recipe)
-    except RewardError as error:
-        return _stop(str(error))
-    except KeyboardInterrupt:
-        _stop("interrupted")
-        return 130
+    except ConfigError as error:
+        raise ConfigError([placed(named(message), recipe.written) for message in error.problems]) from error
     return 0
 
 
 def _check(words: list[str]) -> int:
-    from trl_algos.recipe.checks import recipe_problems, summary
-    from trl_algos.recipe.reading import read_recipe
+    from trl_algos.recipe.checks import checked_recipe, summary
 
     path, words = _recipe_and_words("check", words)
     processes, words = _taken(words, "--num_processes")
-    recipe = read_recipe(path, words, _count("--num_processes", processes))
-    problems = recipe_problems(recipe)
-    if problems:
-        raise ConfigError(problems)
+    recipe = checked_recipe(path, words, _count("--num_processes", processes))
     _write("\n".join(summary(recipe)))
     return 0
 
@@ -104,20 +107,24 @@ def _explain(words: list[str]) -> int:
     from trl_algos.recipe.explain import difference, explanation
     from trl_algos.recipe.reading import read_recipe
 
-    if words[:1] == ["--diff"]:
-        if len(words) != 3:
-            raise ConfigError(["explain: `--diff` takes two recipes."])
-        _write("\n".join(difference(read_recipe(words[1]), read_recipe(words[2]))))
+    if "--diff" in words:
+        words = [word for word in words if word != "--diff"]
+        if len(words) != 2:
+            raise ConfigError(["explain: `--diff` takes two recipes, and nothing else."])
+        _write("\n".join(difference(read_recipe(words[0]), read_recipe(words[1]))))
     else:
         _write("\n".join(explanation(read_recipe(*_recipe_and_words("explain", words)))))
     return 0
 
 
 def _list(words: list[str]) -> int:
-    from trl_algos.algorithms import ALGORITHMS, COMMON_DEFAULTS, table_cells
+    from trl_algos.algorithms import ALGORITHMS, table_cells
+    from trl_algos.recipe.schema import settings
 
     if words == ["rewards"]:
         return _list_rewards()
+    if words and all(word in settings() for word in words):
+        return _list_settings(words)
     _known_algorithms("list", words)
     for row in [ALGORITHMS[word] for word in words] or ALGORITHMS.values():
         cells = table_cells(row)
@@ -125,9 +132,30 @@ def _list(words: list[str]) -> int:
         _write(f"{row.key:<22} {row.title} ({row.paper})")
         _write(f"{'':<22} {parts} · KL {cells['KL']} · needs {cells['needs']}")
         if words:
-            defaults = {**COMMON_DEFAULTS, **row.defaults}
-            _write(f"{'':<22} " + ", ".join(f"{name} {value}" for name, value in defaults.items()))
+            _write("\n".join(f"{'':<22} {line}" for line in _settings_of(row.key)))
             _write(f"{'':<22} Differs from the paper: {row.differs or 'none'}")
+    return 0
+
+
+def _settings_of(key: str) -> list[str]:
+    """All that an algorithm sets by itself, as lines of a recipe."""
+    from trl_algos.recipe.explain import shown
+    from trl_algos.recipe.reading import read_recipe
+
+    recipe = read_recipe(None, ["--algorithm", key])
+    names = [name for name, source in recipe.sources.items() if source not in ("default", "command line")]
+    return [
+        f"{name}: {shown(recipe.values[name])}"
+        for name in sorted(names)
+        if not recipe.sources[name].startswith("follows")
+    ]
+
+
+def _list_settings(words: list[str]) -> int:
+    from trl_algos.recipe.explain import described
+
+    for word in words:
+        _write(described(word))
     return 0
 
 

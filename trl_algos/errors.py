@@ -1,4 +1,4 @@
-"""The one exception for input that cannot run, and the wording that its messages share."""
+"""The exceptions that have a message for the user, and the wording that these messages share."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,10 +13,27 @@ class ConfigError(ValueError):
         super().__init__("\n".join(problems))
 
 
+class RewardError(RuntimeError):
+    """A reward function raised, took too long, or returned something else than one number or None per completion.
+
+    `problems` holds its message, as that of `ConfigError` does.
+    """
+
+    @property
+    def problems(self) -> list[str]:
+        """The message as the only problem."""
+        return [str(self)]
+
+
 def nearest(value: object, allowed: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean 'x'?` with the allowed name that comes nearest to `value`, or nothing where none is near."""
     near = difflib.get_close_matches(str(value), list(allowed), n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 process`, `2 processes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def unknown_name(key: str, value: object, allowed: Iterable[str]) -> str:

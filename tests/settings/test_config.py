@@ -269,7 +269,7 @@ def test_groups_are_not_torn_apart():
     """A group must not straddle two generation batches: 8 rows hold no whole number of groups of 3."""
     (message,) = problems(num_generations=3)
     assert message.startswith("`num_generations`: 3 does not divide the 8 completions")
-    assert message.endswith("possible are 2, 4, 8.")
+    assert message.endswith("set `per_device_train_batch_size` to 9, or `num_generations` to 2 or 4 or 8.")
 
 
 # Evaluation with another group size (public fault EVL-1)

@@ -114,8 +114,17 @@ def test_processes_count_as_rows():
     assert completions_per_update({**values, "steps_per_generation": 10}, 4) == 3 * 4 * 10
 
 
-def test_the_message_says_what_would_do():
-    (message,) = problems(per_device_train_batch_size=4, num_generations=3)
-    assert message.endswith("possible are 2, 4.")
-    (message,) = problems(per_device_train_batch_size=1, num_generations=3)
-    assert message.endswith("take a larger batch.")
+@pytest.mark.parametrize(
+    ("sizes", "processes", "instead"),
+    [
+        ({"per_device_train_batch_size": 4, "num_generations": 3}, 1, "6, or `num_generations` to 2 or 4."),
+        ({"per_device_train_batch_size": 1, "num_generations": 3}, 1, "3."),
+        ({"per_device_train_batch_size": 7, "num_generations": 8}, 2, "8, or `num_generations` to 2 or 7 or 14."),
+        ({"per_device_train_batch_size": 3, "num_generations": 8, "steps_per_generation": 2}, 1, "4, or `num_g"),
+    ],
+)
+def test_the_message_says_what_would_do(sizes: dict[str, int], processes: int, instead: str):
+    (message,) = problems(processes, **sizes)
+    assert f"set `per_device_train_batch_size` to {instead}" in message
+    better = int(instead.partition(".")[0].partition(",")[0])
+    assert problems(processes, **{**sizes, "per_device_train_batch_size": better}) == []

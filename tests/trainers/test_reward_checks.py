@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import logging
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,8 @@ def test_a_function_that_raises(tmp_path: Path) -> None:
 
     run = trainer(tmp_path, fragile, max_steps=4, save_strategy="steps", save_steps=2)
     with pytest.raises(
-        RewardError, match=r"'fragile' raised KeyError: 'answer'; it was given .*\. It was step 3; .*checkpoint-2"
+        RewardError,
+        match=r"'fragile' raised KeyError: 'answer' \(.*py:\d+\); it was given .*\. It was step 3; .*checkpoint-2",
     ) as error:
         run.train()
     assert isinstance(error.value.__cause__, KeyError)  # with the traceback of the function itself
@@ -118,7 +120,13 @@ def message(function: Callable[..., Any], **settings: Any) -> str:
         called(function, **settings)
     assert error.value.problems == [str(error.value)]
     assert str(error.value).endswith(" It was step 7; no checkpoint was saved.")
-    return str(error.value)
+    return re.sub(r" \([^()]+\.py:\d+\)", "", str(error.value))  # the place, which has a test of its own
+
+
+def test_the_line_that_raised_is_named() -> None:
+    line = raises_in_a_loop.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError, match=rf"float division by zero \({re.escape(__file__)}:{line}\); it held"):
+        called(raises_in_a_loop)
 
 
 def raises_in_a_loop(completions: list[str], **kwargs: Any) -> list[float]:

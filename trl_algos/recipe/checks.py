@@ -1,7 +1,10 @@
 """All that can be found wrong with a recipe without loading its model, data from afar, or reward code."""
 
+import importlib.util
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,35 @@ from typing import Any
 from trl_algos.algorithms import ALGORITHMS
 from trl_algos.data.arithmetic_task import BUNDLED_MODELS
 from trl_algos.data.spec import DataSpec, data_problems, local_columns
+from trl_algos.errors import ConfigError, counted
 from trl_algos.models.folder import model_problems
 from trl_algos.models.memory import describe, estimate
 from trl_algos.recipe import schema
-from trl_algos.recipe.reading import FILE_OR_BLOCK, Recipe, placed
+from trl_algos.recipe.doubts import recipe_doubts
+from trl_algos.recipe.reading import FILE_OR_BLOCK, Recipe, draft, placed
 from trl_algos.rewards.spec import reward_problems
-from trl_algos.settings.combinations import doubts
 from trl_algos.settings.tracking import report_to_problems
 from trl_algos.settings.trainer_checks import completions_per_update, steps_per_generation
+
+
+def checked_recipe(path: str, words: Sequence[str], num_processes: int | None = None) -> Recipe:
+    """A recipe in which nothing is found wrong.
+
+    Args:
+        path: the file.
+        words: `--key value`, ...; they win over the file.
+        num_processes: processes to judge batch sizes for; None for those of this launch.
+
+    Raises:
+        ConfigError: with everything that is wrong with keys, types, settings, model, data, rewards and files.
+    """
+    recipe, problems = draft(path, words, num_processes)
+    # A key that is wrong has its default now, of which there is nothing to say.
+    told = {key for message in problems for key in re.findall(r"(?:^|: )`([^`]+)`", message)[:1]}
+    problems += [m for m in recipe_problems(recipe) if not told & set(re.findall(r"(?:^|: )`([^`]+)`", m)[:1])]
+    if problems:
+        raise ConfigError(problems)
+    return recipe
 
 
 def recipe_problems(recipe: Recipe) -> list[str]:
@@ -27,7 +51,8 @@ def recipe_problems(recipe: Recipe) -> list[str]:
     problems = [*_model_problems(recipe), *of_data]
     problems += _reward_problems(recipe, None if of_data else local_columns(spec))
     problems += [*_file_problems(values), *report_to_problems(values["report_to"])]
-    return [placed(message, recipe.written) for message in problems]
+    problems += [*_package_problems(values), *_chat_template_problems(values)]
+    return [placed(message + _beside(message, recipe), recipe.written) for message in problems]
 
 
 def data_spec(recipe: Recipe) -> DataSpec:
@@ -47,9 +72,9 @@ def summary(recipe: Recipe) -> list[str]:
     prompts = rows // values["num_generations"]
     lines = [
         f"{recipe.path}: no problem found. {ALGORITHMS[values['algorithm']].title}.",
-        f"  {processes} process{'es' if processes > 1 else ''}, {rows} completions of {prompts} prompts sampled at a "
-        f"time, {_optimizer_steps(recipe)} optimizer step(s) on them.",
-        *(f"  Doubt: {message}" for message in doubts(values)),
+        f"  {counted(processes, 'process')}, {counted(rows, 'completion')} of {counted(prompts, 'prompt')} sampled at "
+        f"a time, {counted(_optimizer_steps(recipe), 'optimizer step')} on them; output in {values['output_dir']}.",
+        *(f"  Doubt: {message}" for message in recipe_doubts(recipe)),
     ]
     folder = _model_folder(values["model_name_or_path"])
     if values["optim"] == schema.COMPUTED:
@@ -66,9 +91,9 @@ def _optimizer_steps(recipe: Recipe) -> int:
 
 
 def _model_folder(name: str) -> str | None:
-    if name in BUNDLED_MODELS and not Path(name).is_dir():
+    if name in BUNDLED_MODELS and not os.path.isdir(name):
         return BUNDLED_MODELS[name]()
-    return name if Path(name).is_dir() else None
+    return name if os.path.isdir(name) else None
 
 
 def _model_problems(recipe: Recipe) -> Iterator[str]:
@@ -103,13 +128,64 @@ def _reward_problems(recipe: Recipe, columns: list[str] | None) -> Iterator[str]
 
 def _file_problems(values: Any) -> Iterator[str]:
     output, resume = values["output_dir"], values["resume_from_checkpoint"]
-    if output is not None and Path(output).exists() and not Path(output).is_dir():
+    if output is not None and not output.strip():
+        yield f"`output_dir`: {output!r} is empty; name a folder."
+    elif output is not None and os.path.exists(output) and not os.path.isdir(output):
         yield f"`output_dir`: {output!r} is a file; give a folder."
-    if resume not in (None, "true", "false") and not Path(resume).is_dir():
+    if resume not in (None, "true", "false") and not os.path.isdir(resume):
         yield f"`resume_from_checkpoint`: {resume!r} is not a folder; give one, or true for the latest."
     for key in FILE_OR_BLOCK:
         if isinstance(values[key], str):
             yield from _json_problems(key, values[key])
+
+
+def _package_problems(values: Any) -> Iterator[str]:
+    """Settings whose package is not installed."""
+    for key, (asks, module, package) in _PACKAGES.items():
+        if asks(values[key]) and importlib.util.find_spec(module) is None:
+            yield f"`{key}`: {values[key]!r} needs a package that is not installed: `pip install {package}`."
+
+
+_PACKAGES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
+    "use_vllm": (bool, "vllm", '"trl-algos[vllm]"'),
+    "load_in_4bit": (bool, "bitsandbytes", '"trl-algos[quantization]"'),
+    "load_in_8bit": (bool, "bitsandbytes", '"trl-algos[quantization]"'),
+    "deepspeed": (bool, "deepspeed", '"trl-algos[deepspeed]"'),
+    "use_liger_kernel": (bool, "liger_kernel", "liger-kernel"),
+    "attn_implementation": (lambda name: name == "flash_attention_2", "flash_attn", "flash-attn"),
+}
+"""Setting -> when it needs a package, the module, and what pip installs."""
+
+
+def _chat_template_problems(values: Any) -> Iterator[str]:
+    """Prompts made of messages for a model that lies here and whose tokenizer cannot write them."""
+    folder = _model_folder(values["model_name_or_path"] or "")
+    key = "system_prompt" if values["system_prompt"] is not None else "conversational"
+    if folder is None or not (values["system_prompt"] is not None or values["conversational"]):
+        return
+    files = Path(folder)
+    config = files / "tokenizer_config.json"
+    try:
+        has_template = (files / "chat_template.jinja").is_file() or "chat_template" in json.loads(config.read_text())
+    except (OSError, ValueError):  # complained of as a model's folder
+        return
+    if not has_template:
+        yield (
+            f"`{key}`: makes messages of the prompts, but the tokenizer of {values['model_name_or_path']!r} has no "
+            "chat template to write them with; use `prompt_template` instead, or an instruct model."
+        )
+
+
+def _beside(message: str, recipe: Recipe) -> str:
+    """The hint at a file that is missing here and lies beside the recipe."""
+    folder = Path(recipe.path or "").parent
+    if folder == Path():
+        return ""
+    for name in re.findall(r"'([^']+)'", message):
+        file = name.partition(".py:")[0] + ".py" if ".py:" in name else name
+        if not os.path.isabs(file) and not os.path.exists(file) and os.path.exists(folder / file):
+            return f" It lies in {str(folder)!r}: paths count from the folder that the command is run in."
+    return ""
 
 
 def _json_problems(key: str, path: str) -> Iterator[str]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from trl_algos.algorithms import ALGORITHMS
 from trl_algos.objective import objective_text, references, unused_text
+from trl_algos.recipe import schema
+from trl_algos.recipe.doubts import recipe_doubts
 from trl_algos.recipe.reading import Recipe
-from trl_algos.settings.combinations import doubts
 from trl_algos.settings.public import public_settings
+from trl_algos.settings.resolution import REPLACED
 
 _WIDTH = 116
 
@@ -25,13 +27,14 @@ def explanation(recipe: Recipe, with_defaults: bool = True) -> list[str]:
     lines = [f"{row.key}: {row.title} ({row.paper})"]
     lines += _section("Objective", objective_text(recipe.values))
     lines += _section("Not used", unused_text(recipe.values))
-    lines += _section("Doubts", list(doubts(recipe.values)))
+    lines += _section("Doubts", list(recipe_doubts(recipe)))
     if row.differs and row.differs != "none":
         lines += _section("Differs from the paper", [row.differs])
     chosen = [key for key, source in recipe.sources.items() if source != "default"]
+    replaced = {"loss_type", *REPLACED}  # by `algorithm`; setting one is refused
     lines += ["", "Settings", *_table(recipe, chosen)]
     if with_defaults:
-        others = [key for key, source in recipe.sources.items() if source == "default"]
+        others = [key for key, source in recipe.sources.items() if source == "default" and key not in replaced]
         lines += ["", "Defaults of TRL, transformers and trl_algos", *_table(recipe, others)]
     return lines + _section("References", references(recipe.values))
 
@@ -50,6 +53,15 @@ def difference(first: Recipe, second: Recipe) -> list[str]:
         for mark, recipe in (("<", first), (">", second)):
             lines += [f"{mark}{line[1:]}" for line in _table(recipe, [key])]
     return lines
+
+
+def described(key: str) -> str:
+    """What a setting is, in a few lines: type, default, choices and help."""
+    setting = schema.settings()[key]
+    kind = getattr(setting.annotation, "__name__", None) or str(setting.annotation).replace("typing.", "")
+    choices = f"  One of {', '.join(map(str, setting.choices))}." if setting.choices else ""
+    lines = textwrap.wrap(setting.help + choices, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join([f"{key}: {kind}, default {shown(setting.default)}", *lines])
 
 
 def shown(value: Any) -> str:

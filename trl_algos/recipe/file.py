@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from trl_algos.errors import nearest
+
 
 @dataclass(frozen=True)
 class Value:
@@ -16,12 +18,14 @@ class Value:
     Args:
         value: what YAML makes of it.
         text: the scalar as it stands, for fields that hold text: `1.10` and `no` are names there. None for blocks.
-        where: `file:line`, or the option.
+        where: `file:line: `; empty for the command line.
+        bare: whether it is an option without a value.
     """
 
     value: Any
     text: str | None
     where: str
+    bare: bool = False
 
 
 class _Loader(yaml.SafeLoader):
@@ -68,7 +72,9 @@ def _with_base(path: Path, extending: tuple[Path, ...], problems: list[str]) -> 
     if not (named.text or "").strip():
         problems.append(f"{named.where}`extends`: {named.value!r} is not the name of a recipe.")
     elif not base.is_file():
-        problems.append(f"{named.where}`extends`: there is no file {named.text!r} beside the recipe.")
+        problems.append(
+            f"{named.where}`extends`: there is no file {named.text!r} beside the recipe.{_nearest_file(base)}"
+        )
     elif base.resolve() in chain:
         problems.append(f"{named.where}`extends`: {named.text!r} leads back to a recipe that extends it.")
     else:
@@ -81,10 +87,10 @@ def read_file(path: str, problems: list[str]) -> dict[str, Value]:
     try:
         node = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror}.")
+        problems.append(f"{path}: cannot be read: {error.strerror}.{_nearest_file(Path(path))}")
         return {}
     except (yaml.YAMLError, ValueError) as error:
-        problems.append(f"{path}: is not valid YAML: {_one_line(error)}")
+        problems.append(f"{path}{_line_of(error)}: is not valid YAML: {_one_line(error)}")
         return {}
     if not isinstance(node, yaml.MappingNode) or not node.value:
         kind = "empty" if node is None or isinstance(node, yaml.MappingNode) else "something else"
@@ -136,7 +142,7 @@ def read_words(words: Sequence[str], problems: list[str]) -> dict[str, Value]:
 
 def _option(texts: list[str]) -> Value:
     if not texts:
-        return Value(True, "true", "")
+        return Value(True, "true", "", bare=True)
     values = [_option_value(text) for text in texts]
     return Value(values[0], texts[0], "") if len(values) == 1 else Value(values, None, "")
 
@@ -158,5 +164,19 @@ def environment(values: dict[str, Value], problems: list[str]) -> dict[str, str]
     return {str(name): str(value) for name, value in (block.value or {}).items()}
 
 
+def _nearest_file(path: Path) -> str:
+    """The hint at a file beside a missing one whose name is almost its."""
+    if path.exists() or not path.parent.is_dir():
+        return ""
+    return nearest(str(path), [str(path.parent / other.name) for other in path.parent.glob("*.y*ml")])
+
+
+def _line_of(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f":{mark.line + 1}" if mark is not None else ""
+
+
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    """What is wrong, without YAML's drawing of the place."""
+    told = [getattr(error, "context", None), getattr(error, "problem", None)]
+    return ": ".join(part for part in told if part) or " ".join(str(error).split())

@@ -5,6 +5,7 @@ default. Every key must be one of `schema.settings()` and every value of its typ
 together, with file and line. Nothing here imports torch or TRL.
 """
 
+import copy
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -47,9 +48,9 @@ class Recipe:
     num_processes: int
 
     def part(self, name: str) -> dict[str, Any]:
-        """Key -> value as given, for the keys of one part of `schema.PARTS`."""
+        """Key -> value as given, for the keys of one part of `schema.PARTS`; copies, since TRL changes its own."""
         known = schema.settings()
-        return {key: value for key, value in self.given.items() if known[key].part == name}
+        return {key: copy.deepcopy(value) for key, value in self.given.items() if known[key].part == name}
 
 
 def read_recipe(path: str | None, words: Sequence[str] = (), num_processes: int | None = None) -> Recipe:
@@ -63,6 +64,23 @@ def read_recipe(path: str | None, words: Sequence[str] = (), num_processes: int 
     Raises:
         ConfigError: with every problem found in keys, types and settings.
     """
+    recipe, problems = draft(path, words, num_processes)
+    if problems:
+        raise ConfigError(problems)
+    return recipe
+
+
+def draft(path: str | None, words: Sequence[str], num_processes: int | None) -> tuple[Recipe, list[str]]:
+    """A recipe and every problem found in keys, types and settings; what is wrong has its default in the recipe.
+
+    Args:
+        path: as `read_recipe` takes it.
+        words: likewise.
+        num_processes: likewise.
+
+    Raises:
+        ConfigError: nothing could be read at all.
+    """
     problems: list[str] = []
     written = read_files(path, problems) if path else {}
     if problems and not written:  # nothing was read: what follows would only complain about what is missing
@@ -73,9 +91,8 @@ def read_recipe(path: str | None, words: Sequence[str] = (), num_processes: int 
     count = num_processes or launched_processes()
     values, sources = _resolved(written, given, count, problems)
     problems += unused_problems(given, values)
-    if problems:
-        raise ConfigError([placed(message, written) for message in problems])
-    return Recipe(path, written, given, values, sources, variables, count)
+    recipe = Recipe(path, written, given, values, sources, variables, count)
+    return recipe, [placed(message, written) for message in problems]
 
 
 def _typed_values(written: Mapping[str, Value], problems: list[str]) -> dict[str, Any]:
@@ -92,6 +109,9 @@ def _typed_values(written: Mapping[str, Value], problems: list[str]) -> dict[str
 
 
 def _typed(setting: schema.Setting, written: Value) -> Any:
+    needs_value = bool not in (setting.annotation, *typing.get_args(setting.annotation))
+    if written.bare and needs_value and setting.name != "resume_from_checkpoint":  # where "true" is the latest one
+        raise ValueError("is an option that needs a value.")
     value = coerce(setting.annotation, written.value, written.text)
     if setting.choices and value is not None and value not in setting.choices:
         choices = [str(choice) for choice in setting.choices]
@@ -102,7 +122,23 @@ def _typed(setting: schema.Setting, written: Value) -> Any:
     return value
 
 
+_ELSEWHERE: Mapping[str, str] = {
+    "num_processes": "belongs to the launcher: `accelerate launch --num_processes N -m trl_algos train RECIPE`",
+    "accelerate_config": "belongs to the launcher: `accelerate launch --config_file FILE -m trl_algos train RECIPE`",
+    "config": "is an option of the command line, which names the recipe",
+    "torch_dtype": "is called `dtype`",
+    "max_prompt_length": "is not part of TRL 1.16: prompts are never cut",
+    "warmup_ratio": "is not part of transformers 5: `warmup_steps` below 1 is a share",
+    "environment_factory": "is an argument of `PolicyTrainer`, for scripts",
+    "rollout_func": "is an argument of `PolicyTrainer`, for scripts",
+    "tools": "is an argument of `PolicyTrainer`, for scripts",
+}
+"""Keys that a user of TRL may look for -> what became of them."""
+
+
 def _unknown_key(key: str) -> str:
+    if key in _ELSEWHERE:
+        return f"`{key}`: {_ELSEWHERE[key]}."
     hint = nearest(key.replace("-", "_"), schema.settings()).replace("'", "`")
     return f"`{key}`: there is no such setting.{hint}"
 
@@ -136,9 +172,11 @@ def _work_out(values: dict[str, Any], num_processes: int) -> dict[str, str]:
         whole = values["generation_batch_size"] is not None
         sources["steps_per_generation"] = "generation_batch_size" if whole else "gradient_accumulation_steps"
         values["steps_per_generation"] = steps_per_generation(values, num_processes)
+    if values["output_dir"] is None:
+        sources["output_dir"], values["output_dir"] = "default", "trainer_output"
     if values["bf16"] is None:
         sources["bf16"], values["bf16"] = "fp16", not values["fp16"]
-    return {key: f"follows from `{source}`" for key, source in sources.items()}
+    return {key: "default" if source == "default" else f"follows from `{source}`" for key, source in sources.items()}
 
 
 def _source(written: Value) -> str:
@@ -146,11 +184,13 @@ def _source(written: Value) -> str:
 
 
 def placed(message: str, written: Mapping[str, Value]) -> str:
-    """The message with file and line in front, where it is about a key that stands in a file.
+    """The message with file and line in front, where it is about a key that stands in a file, or else mentions one.
 
     Args:
         message: begins with the key that it is about.
         written: key -> what was written and where.
     """
-    about = re.match(r"`([^`]+)`", message)
-    return f"{written[about[1]].where}{message}" if about and about[1] in written else message
+    if not message.startswith("`"):
+        return message
+    named = [key for key in re.findall(r"`([^`]+)`", message) if key in written]
+    return f"{written[named[0]].where}{message}" if named else message

@@ -78,11 +78,12 @@ def write_starter(key: str, path: str) -> str:
         ConfigError: the file exists, or cannot be written.
     """
     text = starter_text(key, path)
+    if Path(path).exists():
+        raise ConfigError([f"init: {path} exists and is left as it is; name another file."])
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError:
-        raise ConfigError([f"init: {path} exists and is left as it is; name another file."]) from None
     except OSError as error:
         raise ConfigError([f"init: {path} cannot be written: {error.strerror}."]) from None
     return path

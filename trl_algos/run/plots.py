@@ -44,7 +44,7 @@ def plot_run(log_history: list[dict[str, Any]], path: Path, title: str) -> None:
             points = _points(log_history, key)
             steps, values = [step for step, _ in points], [value for _, value in points]
             axis.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=0.8, label="logged")
-            axis.plot(steps, _smoothed(values), color="tab:blue", linewidth=1.6, label="smoothed")
+            axis.plot(steps, _smoothed(values), **_line(steps), color="tab:blue", label="smoothed")
     if axes:
         axes[0].legend(fontsize=8)
     figure.suptitle(title)
@@ -122,13 +122,13 @@ def _draw_group(axis: "Axes", group: Group, key: str, color: Any) -> None:
     if len(curves) == 1:
         steps, values = curves[0]
         axis.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-        axis.plot(steps, _smoothed(values), color=color, linewidth=1.6)
+        axis.plot(steps, _smoothed(values), **_line(steps), color=color)
     elif curves:
         grid, mean, low, high = mean_and_band([(steps, _smoothed(values)) for steps, values in curves])
         if not grid:
             names = ", ".join(run.name for run in group.runs)
             raise ConfigError([f"`runs`: {names} are one group, but have no steps of {key!r} in common to average."])
-        axis.plot(grid, mean, color=color, linewidth=1.6)
+        axis.plot(grid, mean, **_line(grid), color=color)
         axis.fill_between(grid, low, high, color=color, alpha=0.2, linewidth=0)
 
 
@@ -199,6 +199,11 @@ def _points(log: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, flo
         for entry in log
         if isinstance(entry.get(key), int | float) and math.isfinite(entry[key])
     ]
+
+
+def _line(points: Sequence[float]) -> dict[str, Any]:
+    """The style of a curve; a single point has no line, so it gets a mark."""
+    return {"linewidth": 1.6, "marker": "o" if len(points) == 1 else None}
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

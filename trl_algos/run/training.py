@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from httpx import HTTPError
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig
@@ -46,7 +47,7 @@ def train(recipe: Recipe) -> PolicyTrainer:
     """
     arguments = build(recipe)
     run, args = arguments.run, arguments.policy
-    resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir)
+    resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir, args.algorithm, args.max_steps)
     train_dataset, test_dataset = load_data(data_spec(recipe), needs_test_split(recipe.values))
     rewards = _rewards(arguments, column_names(train_dataset))
     trainer = _trainer(arguments, rewards, train_dataset, test_dataset)
@@ -85,6 +86,7 @@ def _rewards(arguments: Arguments, columns: list[str] | None) -> list[Any]:
 
 def _trainer(arguments: Arguments, rewards: list[Any], train_dataset: Any, test_dataset: Any) -> PolicyTrainer:
     model, args = _model_path(arguments), arguments.policy
+    is_new = not Path(args.output_dir).exists()
     try:
         trainer = PolicyTrainer(
             model=model,
@@ -97,9 +99,16 @@ def _trainer(arguments: Arguments, rewards: list[Any], train_dataset: Any, test_
         )
         trainer.check_prompts()
     # What TRL, PEFT and transformers raise when they check settings.
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError([str(error)]) from error
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError, HTTPError) as error:
+        if is_new and args.should_save:
+            _remove_if_empty(Path(args.output_dir))  # the trainer makes it before it looks at anything
+        raise ConfigError([str(error).strip().splitlines()[0] if str(error).strip() else repr(error)]) from error
     return trainer
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _model_path(arguments: Arguments) -> str:

@@ -35,6 +35,11 @@ def doubts(values: Mapping[str, Any]) -> Iterator[str]:
             "Surrogate reinforce has no ratio: with `num_iterations` above 1, or more `steps_per_generation` than "
             "`gradient_accumulation_steps`, it trains on completions of an older policy as if they were its own."
         )
+    if values["ratio_level"] != "token" and values["surrogate"] == "clip" and values["epsilon"] > 0.05:
+        yield (
+            f"`epsilon` {values['epsilon']} suits ratios of tokens: those of whole completions leave 1 by some 1e-3 "
+            "only, so nothing would ever be clipped."
+        )
 
 
 def _advantage_problems(values: Mapping[str, Any]) -> Iterator[str]:

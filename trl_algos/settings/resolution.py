@@ -42,7 +42,8 @@ LOSS_TYPES: Mapping[str, str] = {
 
 REPLACED: Mapping[str, str] = {
     "importance_sampling_level": "set `ratio_level` (token, sequence, sequence_token)",
-    "scale_rewards": "set `advantage_estimator` (group_normalized, group_centered, reinforce_pp_baseline, ...)",
+    "scale_rewards": "set `advantage_estimator`: group_normalized for true or group, group_centered for false or "
+    "none, reinforce_pp_baseline for batch",
     "multi_objective_aggregation": "rewards are summed with `reward_weights` before the advantage",
     "vespo_k_pos": "VESPO is not part of trl_algos",
     "vespo_lambda_pos": "VESPO is not part of trl_algos",
@@ -50,6 +51,9 @@ REPLACED: Mapping[str, str] = {
     "vespo_lambda_neg": "VESPO is not part of trl_algos",
 }
 """TRL fields that our loss replaces -> what to set instead."""
+
+ESTIMATORS = (*KL_ESTIMATORS, "full")
+"""Values of `kl_estimator`."""
 
 _COMMON = (
     "num_generations",
@@ -117,8 +121,11 @@ def resolve(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Resolution
 def _replaced_problems(values: Mapping[str, Any]) -> Iterator[str]:
     loss_type = values.get("loss_type")
     if loss_type is not None:
-        hint = LOSS_TYPES.get(loss_type, "algorithm, surrogate and aggregation")
-        yield f"`loss_type`: {loss_type!r} is replaced by `algorithm` and its parts. Set {hint}."
+        if loss_type in LOSS_TYPES:
+            yield f"`loss_type`: {loss_type!r} is replaced by `algorithm` and its parts. Set {LOSS_TYPES[loss_type]}."
+        else:
+            unknown = unknown_name("algorithm", loss_type, ALGORITHMS)
+            yield f"`loss_type`: {loss_type!r} is replaced by `algorithm`. {unknown}"
     for name, instead in REPLACED.items():
         if values.get(name) is not None:
             yield f"`{name}`: {values[name]!r} has no effect here: {instead}."
@@ -209,7 +216,10 @@ def _resolve_kl(resolution: Resolution, row: Algorithm) -> Iterator[str]:
             _fill_common(resolution, row, name)
 
 
-def _unused_kl_problems(values: Mapping[str, Any]) -> Iterator[str]:
+def _unused_kl_problems(values: dict[str, Any]) -> Iterator[str]:
+    if values["kl_estimator"] not in (None, *ESTIMATORS):
+        yield unknown_name("kl_estimator", values["kl_estimator"], ESTIMATORS)
+        values["kl_estimator"] = None
     for name in ("kl_estimator", "kl_target", "kl_horizon", "use_bias_correction_kl"):
         if values[name]:
             yield f"`{name}`: {values[name]!r} is not used: there is no KL term while `beta` is 0."
@@ -218,9 +228,9 @@ def _unused_kl_problems(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kl_problems(values: Mapping[str, Any]) -> Iterator[str]:
-    estimators, estimator = (*KL_ESTIMATORS, "full"), values["kl_estimator"]
-    if estimator is not None and estimator not in estimators:
-        yield unknown_name("kl_estimator", estimator, estimators)
+    estimator = values["kl_estimator"]
+    if estimator not in (None, *ESTIMATORS):
+        yield unknown_name("kl_estimator", estimator, ESTIMATORS)
     elif values["kl_placement"] == "reward" and str(estimator).endswith("+"):
         yield (
             f"`kl_estimator`: {estimator!r} differs from {str(estimator)[:-1]!r} only in its "

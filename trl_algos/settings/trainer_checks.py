@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trl_algos.errors import unknown_name
+from trl_algos.errors import counted, unknown_name
 
 Values = Mapping[str, Any]
 
@@ -86,9 +86,9 @@ def batch_problems(values: Values, num_processes: int) -> Iterator[str]:
         values: settings, resolved.
         num_processes: processes that train together.
     """
-    micro = values["per_device_train_batch_size"] * num_processes
-    whole, generations = values["generation_batch_size"], values["num_generations"]
-    of = f"`per_device_train_batch_size` {values['per_device_train_batch_size']} on {_processes(num_processes)}"
+    rows_each, generations = values["per_device_train_batch_size"], values["num_generations"]
+    micro, whole = rows_each * num_processes, values["generation_batch_size"]
+    of = f"`per_device_train_batch_size` {rows_each} on {counted(num_processes, 'process')}"
     if whole is not None and values["steps_per_generation"] is not None:
         if whole != micro * values["steps_per_generation"]:
             yield (
@@ -100,9 +100,13 @@ def batch_problems(values: Values, num_processes: int) -> Iterator[str]:
         return
     rows = micro * steps_per_generation(values, num_processes)
     if rows % generations:
+        steps = rows // micro
+        enough = generations // math.gcd(generations, num_processes * steps)  # or a multiple of it
+        better = -(-rows_each // enough) * enough
         yield (
             f"`num_generations`: {generations!r} does not divide the {rows} completions of a generation batch ({of}, "
-            f"times {rows // micro} steps), so groups would be torn apart; {_divisors(rows)}"
+            f"times {counted(steps, 'step')}), so groups would be torn apart; set `per_device_train_batch_size` to "
+            f"{better}{_divisors(rows)}."
         )
     yield from _eval_batch_problems(values, num_processes)
     horizon, least = values["kl_horizon"], completions_per_update(values, num_processes) / 5
@@ -120,20 +124,16 @@ def _eval_batch_problems(values: Values, num_processes: int) -> Iterator[str]:
     generations = values["num_generations_eval"] or values["num_generations"]
     if rows % generations:
         yield (
-            f"`per_device_eval_batch_size`: {values['per_device_eval_batch_size']!r} on {_processes(num_processes)} "
-            f"is no multiple of the {generations} completions per prompt in evaluation; change it or set "
-            "`num_generations_eval`."
+            f"`per_device_eval_batch_size`: {values['per_device_eval_batch_size']!r} on "
+            f"{counted(num_processes, 'process')} is no multiple of the {generations} completions per prompt in "
+            "evaluation; change it or set `num_generations_eval`."
         )
 
 
-def _processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"
-
-
 def _divisors(rows: int) -> str:
-    """What could be set instead, for a batch of `rows`."""
-    divisors = [n for n in range(2, min(rows, 64) + 1) if rows % n == 0]
-    return f"possible are {', '.join(map(str, divisors))}." if divisors else "take a larger batch."
+    """The groups that fit into a batch of `rows`, to go on the message."""
+    divisors = [str(n) for n in range(2, min(rows, 64) + 1) if rows % n == 0]
+    return f", or `num_generations` to {' or '.join(divisors)}" if divisors else ""
 
 
 def _precision_problems(values: Values) -> Iterator[str]:

@@ -467,6 +467,13 @@ class PolicyTrainer(GRPOTrainer):
         for name, value in values.items():
             self._metrics[self._mode][name].append(value)
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        token, self.args.hub_token = self.args.hub_token, None  # the arguments are saved beside the weights
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.args.hub_token = token
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self.args.should_save:  # first, so that a checkpoint which TRL has completed holds it
             folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"

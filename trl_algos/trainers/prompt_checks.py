@@ -14,7 +14,7 @@ def check_prompts(dataset: Any, needed: int, processing_class: Any) -> None:
         processing_class: tokenizer or processor of the model.
 
     Raises:
-        ValueError: there are too few prompts, or they are messages and nothing says how to write these as text.
+        ValueError: there are none or too few prompts, or they are messages that nothing can write as text.
     """
     if hasattr(dataset, "__len__") and len(dataset) < needed:
         raise ValueError(
@@ -22,6 +22,8 @@ def check_prompts(dataset: Any, needed: int, processing_class: Any) -> None:
             "per_device_train_batch_size x steps_per_generation x processes / num_generations. Lower one of them."
         )
     first = next(iter(dataset), None)
+    if first and "prompt" not in first:
+        raise ValueError(f"`train_dataset` has no column `prompt`, but {', '.join(first)}.")
     if first and is_conversational(first) and not getattr(processing_class, "chat_template", None):
         raise ValueError(
             "`train_dataset` has prompts made of messages, but the model's tokenizer has no chat template to write "

@@ -5,6 +5,7 @@ import contextvars
 import functools
 import logging
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
@@ -14,6 +15,7 @@ from typing import Any, cast
 import torch
 from trl.trainer.utils import get_callable_name, is_async_callable
 
+from trl_algos.errors import RewardError
 from trl_algos.trainers.reward_places import place_of_failure, row_place, shortened
 
 logger = logging.getLogger(__name__)
@@ -24,21 +26,6 @@ RewardFunction = Callable[..., Any]
 _WARN_EVERY = 100
 
 _LARGEST = torch.finfo(torch.float32).max  # TRL keeps rewards in float32
-
-
-class RewardError(RuntimeError):
-    """A reward function raised, took too long, or returned something else than one number or None per completion.
-
-    Args:
-        message: what happened.
-
-    Attributes:
-        problems: the message as the only item of a list, as `ConfigError` has them.
-    """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.problems = [message]
 
 
 class _TooLong(Exception):  # noqa: N818 - not raised to users
@@ -103,7 +90,8 @@ class _Check:
         if isinstance(error, _TooLong):
             kind, happened = "timeout", f"took longer than `reward_timeout`, {self.timeout} seconds"
         else:
-            kind, happened = type(error).__name__, f"raised {type(error).__name__}: {error}".rstrip(". ")
+            kind = type(error).__name__
+            happened = f"raised {kind}: {error}".rstrip(". ") + f" ({_line_of(error)})"
         place = place_of_failure(error, kwargs.get("prompts"), kwargs["completions"])
         message = f"The reward function {self.name!r} {happened}; {place}. {self.standing()}"
         if self.on_error == "raise":
@@ -125,6 +113,12 @@ class _Check:
             where = None if error.row is None else row_place(error.row, kwargs.get("prompts"), completions)
             told = f" That is {where}." if where else ""
             raise RewardError(f"The reward function {self.name!r} {error}{told} {self.standing()}") from None
+
+
+def _line_of(error: BaseException) -> str:
+    """File and line that raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def _within(seconds: float, function: RewardFunction, args: Any, kwargs: dict[str, Any]) -> Any:

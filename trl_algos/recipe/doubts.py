@@ -1,0 +1,18 @@
+"""What runs, but may not be what was meant."""
+
+from collections.abc import Iterator
+
+from trl_algos.recipe.reading import Recipe
+from trl_algos.settings.combinations import doubts
+
+
+def recipe_doubts(recipe: Recipe) -> Iterator[str]:
+    """A sentence for each setting of a recipe without problems that its author may want to look at again."""
+    if "algorithm" not in recipe.given:
+        values = recipe.values
+        yield (
+            f"`algorithm` is not set, so it is {values['algorithm']}, as in its paper (`beta` {values['beta']}, "
+            f"`aggregation` {values['aggregation']}). TRL's own defaults are those of `algorithm: dapo` with "
+            "`epsilon_high: 0.2` and `overlong_buffer: 0`."
+        )
+    yield from doubts(recipe.values)
