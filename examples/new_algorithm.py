@@ -1,4 +1,4 @@
-"""A new algorithm is one function and one row: validation, CLI, metrics and the loss follow from the row.
+"""A new algorithm is one function and one row: validation, metrics and the loss follow from the row.
 
 The advantage here is the rank of a completion in its group, from -1 (worst) to 1 (best), which no outlier can stretch.
 

@@ -11,6 +11,9 @@ from trl_algos.settings.tracking import TRACKERS, report_to_problems
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only folder that modules are found in."""
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for modules, _ in TRACKERS.values():
+        for module in modules:  # what is loaded already would be found all the same
+            monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path
 
 
