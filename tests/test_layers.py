@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
-        {"core", "algorithms", "config", "_compat", "errors", "rewards"},
+        {"core", "algorithms", "config", "_compat", "errors", "rewards", "settings"},
         {"trl", "transformers", "accelerate", "torch"},
     ),
     "data": ({"errors"}, {"datasets", "pyarrow", "reasoning_gym"}),

@@ -45,26 +45,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse([f"{name!r} is not a command; there are {', '.join(_COMMANDS)}.{nearest(name, _COMMANDS)}"])
     try:
         return _COMMANDS[words[0]](words[1:])
-    except ConfigError as error:
-        if debug:
-            traceback.print_exc()
-        return _refuse(error.problems)
-    except (RewardError, FloatingPointError) as error:
-        if debug:
-            traceback.print_exc()
-        return _stop(str(error))
-    except KeyboardInterrupt:
-        _stop("interrupted")
-        return 130
     except BrokenPipeError:  # the reader has seen enough: `trl-algos list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        return _exit_code(words[0], error)
+
+
+def _exit_code(command: str, error: BaseException) -> int:
+    """Say what went wrong, where it is something that a user can act on; raise the error where it is not."""
+    if isinstance(error, ConfigError):
+        return _refuse(error.problems)
+    if isinstance(error, RewardError | FloatingPointError):
+        return _stop(str(error))
+    if isinstance(error, KeyboardInterrupt):
+        _stop("interrupted")
+        return 130
+    # Files can be strange in ways that no check foresaw. In a run an error keeps its traceback: it may come late.
+    if isinstance(error, OSError | RecursionError) and command != "train":
+        return _refuse([f"{command}: {type(error).__name__}: {str(error)[:300]}"])
+    raise error
 
 
 def _debug_flag(words: list[str]) -> tuple[bool, list[str]]:
     """Whether `--debug` stands on its own; with a value it is the setting of that name."""
     for place, word in enumerate(words):
-        alone = place + 1 == len(words) or words[place + 1].startswith("--")
+        alone = place in (0, len(words) - 1) or words[place + 1].startswith("--")
         if word == "--debug" and alone:
             return True, words[:place] + words[place + 1 :]
     return False, words
@@ -172,7 +180,7 @@ def _list_rewards() -> int:
 def _init(words: list[str]) -> int:
     from trl_algos.recipe.starter import write_starter
 
-    if not 1 <= len(words) <= 2:
+    if not 1 <= len(words) <= 2 or any(not word or word.startswith("-") for word in words):
         raise ConfigError(["init: name an algorithm, and a file if it is not to be ALGORITHM.yaml."])
     _known_algorithms("init", words[:1])
     path = write_starter(words[0], words[1] if len(words) == 2 else f"{words[0]}.yaml")
@@ -222,7 +230,7 @@ def _recipe_and_words(command: str, words: list[str]) -> tuple[str, list[str]]:
         if path is not None:
             raise ConfigError([f"{command}: {rest[0]!r} and `--config {path}` are two recipes; name one."])
         path, rest = rest[0], rest[1:]
-    if path is None:
+    if not path:
         raise ConfigError([f"{command}: name a recipe: `trl-algos {command} RECIPE [--key value ...]`."])
     return path, rest
 
@@ -249,7 +257,8 @@ def _refuse(problems: list[str]) -> int:
 
 
 def _stop(reason: str) -> int:
-    _complain(f"trl-algos: stopped: {reason}")
+    rank = os.environ.get("RANK", "0")
+    sys.stderr.write(f"trl-algos: stopped{'' if rank == '0' else f' (process {rank})'}: {reason}\n")
     return 1
 
 

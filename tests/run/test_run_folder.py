@@ -19,6 +19,8 @@ from trl_algos.run.folder import (
     keep_previous,
     metrics_line,
     read_metrics,
+    strict_json,
+    take_folder,
     versions,
     write_recipe,
     write_text,
@@ -243,3 +245,17 @@ def test_what_the_check_command_needs_loads_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr.strip()) == (1, "")
+
+
+def test_one_run_at_a_time_in_a_folder(tmp_path: Path) -> None:
+    first = take_folder(tmp_path / "run")
+    with pytest.raises(ConfigError, match="`output_dir`: another run is in"):
+        take_folder(tmp_path / "run")
+    assert first is not None
+    first.close()
+    assert take_folder(tmp_path / "run") is not None
+
+
+def test_json_without_numbers_that_it_lacks() -> None:
+    value = {"a": [float("nan"), 1.5], "b": {"c": float("-inf")}, "d": None}
+    assert strict_json(value) == {"a": ["NaN", 1.5], "b": {"c": "-Infinity"}, "d": None}

@@ -129,10 +129,8 @@ def column_problems(key: str, source: str, columns: Sequence[str], form: PromptF
 def _mapping_problems(source: str, columns: Sequence[str], form: PromptForm) -> Iterator[str]:
     for new, old in form.mapping.items():
         if old not in columns:
-            yield (
-                f"`column_mapping`: {old!r} is not a column of {source!r}, which has {', '.join(columns)}."
-                f"{nearest(old, columns)}"
-            )
+            hint = f" It is `new: old`: write `{old}: {new}`." if new in columns else nearest(old, columns)
+            yield f"`column_mapping`: {old!r} is not a column of {source!r}, which has {', '.join(columns)}.{hint}"
         elif new != old and new in columns and new not in form.mapping.values():
             yield f"`column_mapping`: {source!r} has a column {new!r} already, so {old!r} cannot take that name."
 

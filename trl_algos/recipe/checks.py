@@ -51,6 +51,7 @@ def recipe_problems(recipe: Recipe) -> list[str]:
     problems = [*_model_problems(recipe), *of_data]
     problems += _reward_problems(recipe, None if of_data else local_columns(spec))
     problems += [*_file_problems(values), *report_to_problems(values["report_to"])]
+    problems += _size_problems(recipe) if values["num_generations"] else []
     problems += [*_package_problems(values), *_chat_template_problems(values)]
     return [placed(message + _beside(message, recipe), recipe.written) for message in problems]
 
@@ -124,6 +125,22 @@ def _reward_problems(recipe: Recipe, columns: list[str] | None) -> Iterator[str]
     weights, count = recipe.values["reward_weights"], len(specs or []) + (model is not None)
     if weights is not None and len(weights) != count:
         yield f"`reward_weights`: {len(weights)} weights for {count} rewards; give one for each."
+
+
+def _size_problems(recipe: Recipe) -> Iterator[str]:
+    """Generated data of too few prompts for one generation batch, or for all processes."""
+    values, processes = recipe.values, recipe.num_processes
+    sizes = values["dataset_parameters"] or {}
+    batch = values["per_device_train_batch_size"] * processes * steps_per_generation(values, processes)
+    needed, size = batch // values["num_generations"], sizes.get("size")
+    if isinstance(size, int) and size < needed:
+        prompts = counted(needed, "prompt")
+        yield f"`dataset_parameters`: size {size} is too small: one generation batch takes {prompts}."
+    held_out, test_size = values["held_out_prompts"], sizes.get("test_size")
+    if isinstance(test_size, int) and test_size < held_out:
+        yield f"`held_out_prompts`: {held_out}, but `dataset_parameters` make {test_size} test prompts."
+    if 0 < held_out < processes:
+        yield f"`held_out_prompts`: {held_out}, but each of {processes} processes needs one."
 
 
 def _file_problems(values: Any) -> Iterator[str]:

@@ -44,7 +44,15 @@ def coerce(annotation: Any, value: Any, text: str | None = None) -> Any:
 
 def _coerce_list(member: Any, value: Any) -> list[Any]:
     items = value if isinstance(value, list) else [value]
-    return [_inside(f"entry {place}: " if len(items) > 1 else "", member, item) for place, item in enumerate(items, 1)]
+    coerced, problems = [], []
+    for place, item in enumerate(items, 1):
+        try:
+            coerced.append(_inside(f"entry {place}: " if len(items) > 1 else "", member, item))
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError(" ".join(problems))
+    return coerced
 
 
 def _coerce_dict(arguments: tuple[Any, ...], value: Any) -> dict[Any, Any]:

@@ -29,7 +29,7 @@ class Value:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with YAML 1.2's floats (`1e-6` is text in YAML 1.1), which takes no key twice."""
+    """Safe YAML with YAML 1.2's numbers, which takes no key twice: YAML 1.1 has `1e-6` as text and `010` as 8."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
@@ -41,15 +41,25 @@ class _Loader(yaml.SafeLoader):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: Any) -> int:
+        return int(node.value, 0) if re.match("[-+]?0[xo]", node.value) else int(node.value)
 
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_Loader.yaml_implicit_resolvers = {
+    first: [entry for entry in entries if entry[0] not in _NUMBERS]
+    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# Resolvers are asked in turn: whole numbers come first.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(\d+|0x[0-9a-fA-F]+|0o[0-7]+)$"), list("-+0123456789")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
     list("-+0123456789."),
 )
-# Resolvers are asked in turn: whole numbers must stay integers.
-for _first in "-+0123456789":
-    _Loader.yaml_implicit_resolvers[_first].sort(key=lambda entry: entry[0] != "tag:yaml.org,2002:int")
 
 
 def read_files(path: str, problems: list[str]) -> dict[str, Value]:
@@ -67,6 +77,8 @@ def _with_base(path: Path, extending: tuple[Path, ...], problems: list[str]) -> 
     if "extends" not in own:
         return own
     named = own.pop("extends")
+    if named.value is None and named.text in ("null", "~"):  # a base switched off
+        return own
     chain = (*extending, path.resolve())
     base = path.parent / (named.text or "")
     if not (named.text or "").strip():
@@ -89,6 +101,9 @@ def read_file(path: str, problems: list[str]) -> dict[str, Value]:
     except OSError as error:
         problems.append(f"{path}: cannot be read: {error.strerror}.{_nearest_file(Path(path))}")
         return {}
+    except RecursionError:
+        problems.append(f"{path}: is nested too deeply.")
+        return {}
     except (yaml.YAMLError, ValueError) as error:
         problems.append(f"{path}{_line_of(error)}: is not valid YAML: {_one_line(error)}")
         return {}
@@ -108,11 +123,38 @@ def _entries(path: str, node: yaml.MappingNode, problems: list[str]) -> Iterator
         lines.setdefault(key, line)
         text = value_node.value if isinstance(value_node, yaml.ScalarNode) else None
         try:
-            value = _construct(value_node)
+            _check_size(value_node)
+            value = _texts(value_node) if key == "env" else _construct(value_node)
         except (yaml.YAMLError, ValueError, TypeError) as error:
             problems.append(f"{path}:{line}: `{key}`: {_one_line(error)}")
             continue
         yield key, Value(value, text, f"{path}:{line}: ")
+
+
+def _check_size(node: yaml.Node) -> None:
+    """Refuse values that hold themselves, or so much that nobody wrote it: aliases repeat what they stand for."""
+    left, waiting = _MOST_NODES, [(node, 0)]
+    while waiting:
+        here, depth = waiting.pop()
+        left -= 1
+        if left < 0 or depth > _DEEPEST:
+            raise ValueError("is nested too deeply, or too long; does it hold itself by an alias?")
+        parts = here.value if isinstance(here, yaml.CollectionNode) else ()
+        for part in parts:
+            waiting += [(child, depth + 1) for child in (part if isinstance(part, tuple) else (part,))]
+
+
+_MOST_NODES, _DEEPEST = 10_000, 50
+
+
+def _texts(node: yaml.Node) -> Any:
+    """A block as names and texts: `WANDB_MODE: off` sets no truth value. Anything else as YAML has it."""
+    if not isinstance(node, yaml.MappingNode):
+        return _construct(node)
+    for name, value in node.value:
+        if not isinstance(value, yaml.ScalarNode) or value.tag.endswith("null"):
+            raise ValueError(f"{name.value!r} must be a text.")
+    return {name.value: value.value for name, value in node.value}
 
 
 def _construct(node: yaml.Node) -> Any:
@@ -150,18 +192,24 @@ def _option(texts: list[str]) -> Value:
 def _option_value(text: str) -> Any:
     """YAML's reading of one word, and the word itself where YAML can make nothing of it."""
     try:
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, TypeError):
+        value = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return text
+    # What YAML takes for a comment is text here: `--system_prompt "# Rules"`.
+    return text if value is None and text.strip() not in ("", "~", "null", "Null", "NULL") else value
 
 
 def environment(values: dict[str, Value], problems: list[str]) -> dict[str, str]:
     """The `env` block: names and values of environment variables; it is taken out of `values`."""
     block = values.pop("env", Value({}, None, ""))
     if not isinstance(block.value, dict | None):
-        problems.append(f"{block.where}`env`: must be a block of `NAME: value` lines, but is {block.value!r}.")
+        problems.append(f"{block.where}`env`: must be a block of `NAME: value` lines.")  # its value may be a secret
         return {}
-    return {str(name): str(value) for name, value in (block.value or {}).items()}
+    variables = {str(name): str(value) for name, value in (block.value or {}).items()}
+    for name, value in variables.items():
+        if not name or "=" in name or "\0" in name + value:
+            problems.append(f"{block.where}`env`: {name!r} cannot be the name of a variable, or not with its value.")
+    return variables
 
 
 def _nearest_file(path: Path) -> str:

@@ -17,9 +17,19 @@ from trl_algos.recipe import schema
 from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.file import Value, environment, read_files, read_words
 from trl_algos.recipe.unused import unused_problems
+from trl_algos.settings.public import is_secret
 from trl_algos.settings.ranges import range_problems
 from trl_algos.settings.resolution import resolve
 from trl_algos.settings.trainer_checks import launched_processes, steps_per_generation, trainer_problems
+
+_PATHS = (
+    "output_dir",
+    "model_name_or_path",
+    "reward_model_name_or_path",
+    "dataset_name",
+    "dataset_test_name",
+    "resume_from_checkpoint",
+)
 
 FILE_OR_BLOCK = ("deepspeed", "accelerator_config", "fsdp_config")
 """Settings that take a block of settings or the path of a file with them."""
@@ -104,7 +114,7 @@ def _typed_values(written: Mapping[str, Value], problems: list[str]) -> dict[str
         try:
             given[key] = _typed(schema.settings()[key], value)
         except (TypeError, ValueError) as error:
-            problems.append(f"`{key}`: {error}")
+            problems.append(f"`{key}`: {'is not of its type.' if is_secret(key) else error}")
     return given
 
 
@@ -112,7 +122,11 @@ def _typed(setting: schema.Setting, written: Value) -> Any:
     needs_value = bool not in (setting.annotation, *typing.get_args(setting.annotation))
     if written.bare and needs_value and setting.name != "resume_from_checkpoint":  # where "true" is the latest one
         raise ValueError("is an option that needs a value.")
+    if setting.name == "resume_from_checkpoint" and isinstance(written.value, bool):
+        return str(written.value).lower()
     value = coerce(setting.annotation, written.value, written.text)
+    if setting.name in _PATHS and isinstance(value, str) and (max(map(len, value.split("/"))) > 255 or "\0" in value):
+        raise ValueError(f"{value[:40]!r}... is no name that a file could have.")
     if setting.choices and value is not None and value not in setting.choices:
         choices = [str(choice) for choice in setting.choices]
         raise ValueError(f"{value!r} is not one of {', '.join(choices)}.{nearest(value, choices)}")

@@ -8,8 +8,6 @@ import yaml
 from trl_algos.errors import ConfigError
 from trl_algos.run.folder import RECIPE_FILE
 
-_STATE = "checkpoint-[0-9]*/trainer_state.json"
-
 
 def checkpoint_to_resume(name: str | None, output_dir: str, algorithm: str, max_steps: int) -> str | None:
     """Folder to resume from.
@@ -26,11 +24,11 @@ def checkpoint_to_resume(name: str | None, output_dir: str, algorithm: str, max_
     if name in (None, "false"):
         return None
     folder = latest_checkpoint(output_dir) if name == "true" else str(name)
-    if not (Path(folder) / "trainer_state.json").is_file():
+    step = _step_of(Path(folder))
+    if step is None:
         raise ConfigError(
             [f"`resume_from_checkpoint`: {name!r} is not a whole checkpoint; give its folder, or true for the latest."]
         )
-    step = json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
     if 0 < max_steps <= step:
         raise ConfigError([f"`max_steps`: {max_steps} leaves nothing to do: {folder} is at step {step}."])
     trained = _algorithm_of(Path(output_dir))
@@ -58,7 +56,16 @@ def latest_checkpoint(output_dir: str) -> str:
     Raises:
         ConfigError: there is none.
     """
-    whole = {int(path.parent.name.rpartition("-")[2]): path.parent for path in Path(output_dir).glob(_STATE)}
+    folders = [path for path in Path(output_dir).glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
+    whole = {step: folder for folder in folders if (step := _step_of(folder)) is not None}
     if not whole:
         raise ConfigError([f"`resume_from_checkpoint`: true, but there is no whole checkpoint in {output_dir}."])
     return str(whole[max(whole)])
+
+
+def _step_of(checkpoint: Path) -> int | None:
+    """The optimizer step of a checkpoint; None where it is not whole."""
+    try:
+        return int(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -169,7 +169,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Group]
     Raises:
         ConfigError: No run has a setting that `by` names.
     """
-    known = sorted({key for run in runs for key in run.settings})
+    known = sorted({str(key) for run in runs for key in run.settings})
     unknown = [key for key in by or () if key not in known]
     if unknown:
         raise ConfigError([f"`by`: {key!r} is not a setting of these runs.{nearest(key, known)}" for key in unknown])

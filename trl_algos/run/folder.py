@@ -7,9 +7,14 @@ import platform
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 from trl_algos._version import __version__
 from trl_algos.errors import ConfigError
@@ -30,6 +35,8 @@ RECORDS = (RECIPE_FILE, METRICS_FILE, SUMMARY_FILE, PLOT_FILE)
 """All that is moved away before another run starts in the folder."""
 
 PREVIOUS_FOLDER = "previous"
+
+LOCK_FILE = ".in_use"
 
 _PACKAGES = (
     "torch",
@@ -132,6 +139,24 @@ def write_text(path: str | Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
+def take_folder(folder: str | Path) -> TextIO | None:
+    """Keep other runs out of a folder for as long as the file returned is open; a killed process lets go of it.
+
+    Raises:
+        ConfigError: another run is in it.
+    """
+    if fcntl is None:
+        return None
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    file = (Path(folder) / LOCK_FILE).open("w", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ConfigError([f"`output_dir`: another run is in {str(folder)!r}; name another folder."]) from None
+    return file
+
+
 def keep_previous(folder: str | Path, names: Iterable[str] = RECORDS) -> Path | None:
     """Move the records of an earlier run to `previous/1`, `previous/2`, ... before a new one starts in its folder.
 
@@ -159,10 +184,15 @@ def keep_previous(folder: str | Path, names: Iterable[str] = RECORDS) -> Path | 
 
 def metrics_line(entry: Mapping[str, Any]) -> str:
     """One line of `metrics.jsonl`, in strict JSON: NaN and infinities, which it lacks, are the texts of that name."""
-    return json.dumps({key: _strict(value) for key, value in entry.items()}, allow_nan=False) + "\n"
+    return json.dumps(strict_json(entry), allow_nan=False) + "\n"
 
 
-def _strict(value: Any) -> Any:
+def strict_json(value: Any) -> Any:
+    """`value` with the texts `NaN`, `Infinity` and `-Infinity` in the place of these numbers, which JSON lacks."""
+    if isinstance(value, Mapping):
+        return {key: strict_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
     if not isinstance(value, float) or math.isfinite(value):
         return value
     if math.isnan(value):

@@ -27,6 +27,8 @@ from trl_algos.run.folder import (
     PLOT_FILE,
     SUMMARY_FILE,
     keep_previous,
+    strict_json,
+    take_folder,
     versions,
     write_recipe,
     write_text,
@@ -36,6 +38,7 @@ from trl_algos.run.metrics_log import MetricsLog
 from trl_algos.run.plots import plot_run
 from trl_algos.run.progress import ProgressBar
 from trl_algos.settings.public import public_settings
+from trl_algos.settings.trainer_checks import launched_processes
 from trl_algos.trainers import PolicyTrainer
 
 
@@ -50,16 +53,18 @@ def train(recipe: Recipe) -> PolicyTrainer:
     resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir, args.algorithm, args.max_steps)
     train_dataset, test_dataset = load_data(data_spec(recipe), needs_test_split(recipe.values))
     rewards = _rewards(arguments, column_names(train_dataset))
+    held_out = _held_out_prompts(run.held_out_prompts, test_dataset)
     trainer = _trainer(arguments, rewards, train_dataset, test_dataset)
     settings = _settings(recipe, arguments)
+    lock = None
     if trainer.is_world_process_zero():
+        lock = take_folder(args.output_dir)
         _open_folder(args.output_dir, settings, resumed=resume is not None)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     progress = ProgressBar()
     trainer.add_callback(progress)
     trainer.add_callback(MetricsLog())
-    held_out = _held_out_prompts(run.held_out_prompts, test_dataset)
     before = held_out_rewards(trainer, held_out, run.held_out_samples) if held_out else None
     started = time.perf_counter()
     with progress:
@@ -72,6 +77,8 @@ def train(recipe: Recipe) -> PolicyTrainer:
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=run.dataset_name)
     trainer.end()
+    if lock is not None:
+        lock.close()
     return trainer
 
 
@@ -140,7 +147,12 @@ def _found_model(key: str, name: str, revision: str, trust_remote_code: bool) ->
 
 
 def _held_out_prompts(count: int, test_dataset: Any) -> Dataset | None:
-    return Dataset.from_list(list(itertools.islice(test_dataset, count))) if count else None
+    rows = list(itertools.islice(test_dataset, count)) if count else []
+    if len(rows) < min(count, launched_processes()):
+        raise ConfigError(
+            [f"`held_out_prompts`: {count}, but the test split has {len(rows)} prompts; each process needs one."]
+        )
+    return Dataset.from_list(rows) if rows else None
 
 
 def _settings(recipe: Recipe, arguments: Arguments) -> dict[str, Any]:
@@ -184,7 +196,7 @@ def _report(
         "settings": public_settings(settings),
         "versions": versions(),
     }
-    write_text(folder / SUMMARY_FILE, json.dumps(summary, indent=2, default=str) + "\n")
+    write_text(folder / SUMMARY_FILE, json.dumps(strict_json(summary), indent=2, default=str) + "\n")
     if arguments.run.plot:
         plot_run(trainer.state.log_history, folder / PLOT_FILE, f"{arguments.policy.algorithm}: {folder.name}")
     console = Console()

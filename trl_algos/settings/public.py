@@ -8,12 +8,16 @@ from typing import Any
 
 # `num_tokens`, `tokenizer` and the like are no secrets, and neither are the names of special tokens.
 _SECRET_NAME = re.compile(
-    r"token(?!s|iz)|secret|passw|passphrase|pass$|credential|authorization|(api|access|private)[-_]?key|(?-i:_KEY$)",
+    r"token(?!s|iz)|secret|passw|passphrase|pass$|pwd$|credential|authorization|auth$|bearer|cookie|jwt|dsn$"
+    r"|(api|access|private|openai|wandb)[-_]?key|(?-i:_KEYS?$|_TOKENS$)",
     re.IGNORECASE,
 )
 _SPECIAL_TOKEN = re.compile(r"(bos|eos|pad|unk|image)_token")
 _URL_LOGIN = re.compile(r"(\w://)[^/\s?#]*@")
-_URL_PARAMETER = re.compile(r"([?&][^=&\s]*(?:token|secret|password|api_?key|signature)=)[^&\s#]+", re.IGNORECASE)
+_HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
+_URL_PARAMETER = re.compile(
+    r"([?&][^=&\s]*(?:token|secret|password|api_?key|key|auth|signature|sig)=)[^&\s#]+", re.IGNORECASE
+)
 
 
 def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,11 +35,12 @@ def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _plain(value)
         for name, value in settings.items()
-        if value is None or isinstance(value, bool) or not _is_secret(str(name))
+        if value is None or isinstance(value, bool) or not is_secret(str(name))
     }
 
 
-def _is_secret(name: str) -> bool:
+def is_secret(name: str) -> bool:
+    """Whether a setting or variable of this name is one to keep to oneself."""
     return bool(_SECRET_NAME.search(name)) and not _SPECIAL_TOKEN.fullmatch(name)
 
 
@@ -50,4 +55,5 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    return _URL_PARAMETER.sub(r"\1***", _URL_LOGIN.sub(r"\1", str(value)))
+    text = _URL_PARAMETER.sub(r"\1***", _URL_LOGIN.sub(r"\1", str(value)))
+    return _HUB_TOKEN.sub("***", text)

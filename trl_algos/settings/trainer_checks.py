@@ -193,6 +193,13 @@ def _loading_problems(values: Values) -> Iterator[str]:
         yield "`log_completions_hub_repo`: is not used without `log_completions`."
     if values["use_transformers_paged"]:
         yield "`use_transformers_paged`: is replaced by `use_transformers_continuous_batching`."
+    padding = values["pad_to_multiple_of"]
+    if not (padding in (None, "auto") or (isinstance(padding, int) and padding > 0)):
+        yield f"`pad_to_multiple_of`: {padding!r} must be a whole number of at least 1, or auto."
+    if values["eval_on_start"] and _name(values["eval_strategy"]) == "no":
+        yield "`eval_on_start`: true, but nothing is evaluated; set `eval_strategy`."
+    if values["report_to"] is None:
+        yield "`report_to`: null; write none for no tracker."
     if values["vllm_importance_sampling_cap"] is not None:
         yield "`vllm_importance_sampling_cap`: is replaced by `vllm_importance_sampling_clip_max`."
 

@@ -33,6 +33,7 @@ from trl_algos.core import (
     policy_loss,
 )
 from trl_algos.core.ratios import importance_log_ratio
+from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
 from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
@@ -468,11 +469,13 @@ class PolicyTrainer(GRPOTrainer):
             self._metrics[self._mode][name].append(value)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        token, self.args.hub_token = self.args.hub_token, None  # the arguments are saved beside the weights
+        # The arguments are saved beside the weights.
+        secrets = {name: getattr(self.args, name) for name in ("hub_token", "model_init_kwargs")}
+        self.args.hub_token, self.args.model_init_kwargs = None, public_settings(self.args.model_init_kwargs or {})
         try:
             super()._save(output_dir, state_dict)
         finally:
-            self.args.hub_token = token
+            vars(self.args).update(secrets)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self.args.should_save:  # first, so that a checkpoint which TRL has completed holds it
