@@ -137,6 +137,14 @@ _ROW_CHOICES: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": ("", *KL_ESTIMATORS, "full"),
 }
 
+CORRECTION_MODE = {
+    "token_truncate": "tis",
+    "token_mask": "icepop",
+    "sequence_truncate": "sequence_tis",
+    "sequence_mask": "sequence_mask",
+}
+"""TRL's `vllm_importance_sampling_mode` -> mode of `rollout_correction`."""
+
 KL_ESTIMATOR_OF_PLACEMENT = {"loss": "k3", "reward": "k1"}
 """What a placement other than the row's own is charged with: k1's gradient in a loss is 0 on average."""
 

@@ -70,10 +70,9 @@ def _exit_code(command: str, error: BaseException) -> int:
 
 
 def _debug_flag(words: list[str]) -> tuple[bool, list[str]]:
-    """Whether `--debug` stands on its own; with a value it is the setting of that name."""
+    """Whether `--debug` stands on its own; before one of its values it is the setting of that name."""
     for place, word in enumerate(words):
-        alone = place in (0, len(words) - 1) or words[place + 1].startswith("--")
-        if word == "--debug" and alone:
+        if word == "--debug" and words[place + 1 : place + 2] not in [["underflow_overflow"], ["tpu_metrics_debug"]]:
             return True, words[:place] + words[place + 1 :]
     return False, words
 

@@ -641,3 +641,83 @@ def test_blocks_and_names_are_checked_by_field(problems: typing.Callable[..., li
     (message,) = problems(f"algorithm: grpo\n{text}")
     assert f"`{text.partition(':')[0]}`" in message
     assert says in message
+
+
+# Words and environment as they were meant
+
+
+@pytest.mark.parametrize("text", ["# Rules", "#1", "# a: b"])
+def test_text_that_yaml_takes_for_a_comment(read: typing.Callable[..., Arguments], text: str):
+    assert read("algorithm: dapo", "--system_prompt", text).run.system_prompt == text
+
+
+def test_options_without_a_value(problems: typing.Callable[..., list[str]], read: typing.Callable[..., Arguments]):
+    (message,) = problems("algorithm: dapo", "--run_name")
+    assert message == "`run_name`: is an option that needs a value."
+    assert read("algorithm: dapo", "--resume_from_checkpoint").policy.resume_from_checkpoint == "true"
+    assert read("algorithm: dapo\nresume_from_checkpoint: yes").policy.resume_from_checkpoint == "true"
+
+
+def test_variables_are_texts_as_they_stand(tmp_path: Path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("algorithm: dapo\nenv: {A: off, B: 010, C: 1.10, D: 1e3, E: '', F: yes}\n")
+    assert read_recipe(str(path)).environment == {"A": "off", "B": "010", "C": "1.10", "D": "1e3", "E": "", "F": "yes"}
+
+
+@pytest.mark.parametrize("block", ["{A: }", "{A: [1]}", "{A: {b: c}}", "{'': x}", "{'A=B': x}"])
+def test_variables_that_cannot_be(problems: typing.Callable[..., list[str]], block: str):
+    (message,) = problems(f"env: {block}")
+    assert message.startswith("FILE:1: `env`: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("010", 10), ("0x10", 16), ("0o10", 8), ("1:30", None), ("-5", None), ("+7", 7)]
+)
+def test_numbers_are_those_of_yaml_1_2(
+    read: typing.Callable[..., Arguments], problems: typing.Callable[..., list[str]], text: str, value: int | None
+):
+    """YAML 1.1 reads 010 as 8 and 1:30 as 90."""
+    if value is None:
+        assert problems(f"max_steps: {text}")
+    else:
+        assert read(f"max_steps: {text}").policy.max_steps == value
+
+
+@pytest.mark.parametrize(
+    "text", ["model_init_kwargs: &a {x: *a}", "model_init_kwargs: " + "[" * 100 + "]" * 100, "[" * 3000]
+)
+def test_values_without_end(problems: typing.Callable[..., list[str]], text: str):
+    (message,) = problems(text)
+    assert "nested too deeply" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("num_processes", "accelerate launch"),
+        ("torch_dtype", "is called `dtype`"),
+        ("warmup_ratio", "`warmup_steps`"),
+        ("max_prompt_length", "not part of TRL 1.16"),
+    ],
+)
+def test_keys_that_users_of_trl_look_for(problems: typing.Callable[..., list[str]], key: str, says: str):
+    (message,) = problems(f"{key}: 1")
+    assert message.startswith(f"FILE:1: `{key}`: ")
+    assert says in message
+
+
+def test_secrets_are_not_echoed(problems: typing.Callable[..., list[str]]):
+    for text in ("hub_token: [hf_abc]", "env: hf_abc"):
+        assert "hf_abc" not in " ".join(problems(text))
+
+
+def test_a_misspelt_file_has_a_near_one(tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text("seed: 1")
+    with pytest.raises(ConfigError, match=r"Did you mean .*recipe\.yaml"):
+        read_recipe(f"{tmp_path}/recpe.yaml")
+
+
+def test_yaml_that_is_none_names_its_line(tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text("a: 1\nb: [1\nc: 2\n")
+    with pytest.raises(ConfigError, match=r"recipe\.yaml:3: is not valid YAML: "):
+        read_recipe(f"{tmp_path}/recipe.yaml")

@@ -52,7 +52,7 @@ def test_nothing_is_left_to_do(max_steps: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [None, "{", "{}", "[]"])
 def test_a_folder_that_is_no_whole_checkpoint(state: str | None, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, "run", state)
-    with pytest.raises(ConfigError, match="`resume_from_checkpoint`: .* is not a whole checkpoint"):
+    with pytest.raises(ConfigError, match=r"`resume_from_checkpoint`: .* is not a whole checkpoint"):
         checkpoint_to_resume(str(folder), str(tmp_path), "dapo", 20)
     with pytest.raises(ConfigError, match="there is no whole checkpoint"):
         checkpoint_to_resume("true", str(tmp_path), "dapo", 20)
@@ -62,7 +62,7 @@ def test_another_algorithm_does_not_go_on(tmp_path: Path) -> None:
     checkpoint(tmp_path, "checkpoint-10", at_step(10))
     (tmp_path / "recipe.yaml").write_text("algorithm: dapo\n")
     assert checkpoint_to_resume("true", str(tmp_path), "dapo", 20) is not None
-    with pytest.raises(ConfigError, match="`algorithm`: 'rloo' cannot go on in .*, whose run is one of 'dapo'"):
+    with pytest.raises(ConfigError, match=r"`algorithm`: 'rloo' cannot go on in .*, whose run is one of 'dapo'"):
         checkpoint_to_resume("true", str(tmp_path), "rloo", 20)
     (tmp_path / "recipe.yaml").write_text("{")  # a record that nobody can read stops nobody
     assert checkpoint_to_resume("true", str(tmp_path), "rloo", 20) is not None

@@ -210,9 +210,8 @@ def test_what_is_no_list_of_numbers_is_refused_whatever_on_error_says(returned: 
 
 
 def test_numbers_stay_what_they_are() -> None:
-    rewards = called(lambda completions, **kwargs: [1, True, None, float("nan")])
-    assert rewards[:3] == [1.0, 1.0, None]
-    assert rewards[3] != rewards[3]
+    rewards = called(lambda completions, **kwargs: [1, True, None, 0.25])
+    assert rewards == [1.0, 1.0, None, 0.25]
     assert called(lambda completions, **kwargs: [3e38, -3e38, 0, -0.5]) == [3e38, -3e38, 0.0, -0.5]
 
 
@@ -334,3 +333,9 @@ def test_none_for_all_lets_the_training_go_on(tmp_path: Path) -> None:
     run.train()
     assert run.state.log_history[0]["reward"] == 0.5
     assert checked.failures == {"ZeroDivisionError": 1}
+
+
+def test_nan_is_no_reward() -> None:
+    """None says that a completion cannot be scored; NaN says that something went wrong."""
+    told = "returned nan for completion 1; it must be finite, or None."
+    assert told in message(lambda completions, **kwargs: [1.0, float("nan"), 0.0, 0.0])

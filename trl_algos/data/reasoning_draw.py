@@ -1,4 +1,4 @@
-"""Prompts of a reasoning_gym task, drawn in a process of its own; run as a script by `data_generated`.
+"""Prompts of a reasoning_gym task, drawn in a process of its own; run as a script by `data/generated.py`.
 
 The process has `PYTHONHASHSEED=0`, since some tasks go through sets of strings: without it the same seed would give
 other prompts in every run, and in every process of one run. This file needs nothing of the package, to start alone.

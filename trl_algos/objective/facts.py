@@ -4,18 +4,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trl_algos.algorithms import advantage_estimators, surrogates
+from trl_algos.algorithms import CORRECTION_MODE, advantage_estimators, surrogates
 
 Settings = Mapping[str, Any]
 """Resolved settings by the names of `PolicyConfig`'s fields."""
-
-CORRECTION_MODE = {
-    "token_truncate": "tis",
-    "token_mask": "icepop",
-    "sequence_truncate": "sequence_tis",
-    "sequence_mask": "sequence_mask",
-}
-"""TRL's `vllm_importance_sampling_mode` -> mode of `rollout_correction`."""
 
 
 def advantage_function(settings: Settings) -> Callable[..., Any]:

@@ -79,7 +79,7 @@ def references(settings: Settings) -> list[str]:
     row = ALGORITHMS[settings["algorithm"]]
     paper = f"arXiv {row.paper}" if re.fullmatch(r"\d{4}\.\d{5}", row.paper) else row.paper
     lines = {row.key: f"{row.title}, {paper}"}
-    if row.differs:
+    if row.differs not in ("", "none"):
         lines["differs from the paper"] = row.differs
     exchanged = _exchanged_parts(settings)
     if exchanged:

@@ -13,8 +13,10 @@ from trl_algos.algorithms import ALGORITHMS
 from trl_algos.data.arithmetic_task import BUNDLED_MODELS
 from trl_algos.data.spec import DataSpec, data_problems, local_columns
 from trl_algos.errors import ConfigError, counted
-from trl_algos.models.folder import model_problems
+from trl_algos.models.folder import model_problems, read_json
+from trl_algos.models.lora_shapes import lora_problems
 from trl_algos.models.memory import describe, estimate
+from trl_algos.models.weight_files import weight_shapes
 from trl_algos.recipe import schema
 from trl_algos.recipe.doubts import recipe_doubts
 from trl_algos.recipe.reading import FILE_OR_BLOCK, Recipe, draft, placed
@@ -82,7 +84,11 @@ def summary(recipe: Recipe) -> list[str]:
         values = {**values, "optim": "adamw_torch"}  # fused or not, the states are the same
     if folder is None:
         return [*lines, "  Memory: not estimated, since the model does not lie here."]
-    return [*lines, *(f"  {line}" for line in describe(estimate(folder, values, processes)))]
+    try:
+        memory = describe(estimate(folder, values, processes))
+    except ConfigError as error:  # such as weights that are no safetensors, which train all the same
+        memory = [f"Memory: not estimated. {' '.join(error.problems)}"]
+    return [*lines, *(f"  {line}" for line in memory)]
 
 
 def _optimizer_steps(recipe: Recipe) -> int:
@@ -104,7 +110,10 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     if name is None:
         yield f"`model_name_or_path`: not set; give a model id, a folder, or {', '.join(BUNDLED_MODELS)}."
     else:
-        yield from model_problems("model_name_or_path", name, BUNDLED_MODELS, trust_remote_code=trusted)
+        quantized = values["load_in_4bit"] or values["load_in_8bit"]
+        found = model_problems("model_name_or_path", name, BUNDLED_MODELS, trusted, quantized)
+        yield from found
+        yield from _lora_problems(values) if not found else ()
     reward_model = values["reward_model_name_or_path"]
     if reward_model is not None:
         yield from model_problems("reward_model_name_or_path", reward_model, (), trust_remote_code=trusted)
@@ -113,6 +122,18 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     for key in ("load_in_4bit", "load_in_8bit"):
         if values[key] and not values["use_peft"]:
             yield f"`{key}`: true, but quantised weights cannot be trained themselves; set `use_peft`."
+
+
+def _lora_problems(values: Any) -> Iterator[str]:
+    """LoRA targets that a model which lies here has not."""
+    folder = _model_folder(values["model_name_or_path"])
+    if folder is None or not values["use_peft"]:
+        return
+    try:
+        config = read_json(Path(folder) / "config.json")
+        yield from lora_problems(weight_shapes(folder), str(config.get("model_type")), values)
+    except ConfigError:  # no safetensors: only loading tells
+        return
 
 
 def _reward_problems(recipe: Recipe, columns: list[str] | None) -> Iterator[str]:

@@ -28,8 +28,6 @@ def explanation(recipe: Recipe, with_defaults: bool = True) -> list[str]:
     lines += _section("Objective", objective_text(recipe.values))
     lines += _section("Not used", unused_text(recipe.values))
     lines += _section("Doubts", list(recipe_doubts(recipe)))
-    if row.differs and row.differs != "none":
-        lines += _section("Differs from the paper", [row.differs])
     chosen = [key for key, source in recipe.sources.items() if source != "default"]
     replaced = {"loss_type", *REPLACED}  # by `algorithm`; setting one is refused
     lines += ["", "Settings", *_table(recipe, chosen)]

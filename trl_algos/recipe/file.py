@@ -108,7 +108,8 @@ def read_file(path: str, problems: list[str]) -> dict[str, Value]:
         problems.append(f"{path}{_line_of(error)}: is not valid YAML: {_one_line(error)}")
         return {}
     if not isinstance(node, yaml.MappingNode) or not node.value:
-        kind = "empty" if node is None or isinstance(node, yaml.MappingNode) else "something else"
+        kind = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
+        kind = "empty" if node is None or isinstance(node, yaml.MappingNode) else kind
         problems.append(f"{path}: must hold `key: value` lines, but is {kind}.")
         return {}
     return dict(_entries(path, node, problems))
@@ -117,7 +118,11 @@ def read_file(path: str, problems: list[str]) -> dict[str, Value]:
 def _entries(path: str, node: yaml.MappingNode, problems: list[str]) -> Iterator[tuple[str, Value]]:
     lines: dict[str, int] = {}
     for key_node, value_node in node.value:
-        key, line = str(key_node.value), key_node.start_mark.line + 1
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            problems.append(f"{path}:{line}: a key must be a name, not a list or a block.")
+            continue
+        key = str(key_node.value)
         if key in lines:
             problems.append(f"{path}:{line}: `{key}` stands here again; it was set in line {lines[key]}.")
         lines.setdefault(key, line)

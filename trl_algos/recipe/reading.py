@@ -166,9 +166,10 @@ def _resolved(
     policy = {key: values[key] for key in schema.defaults("policy")}
     try:
         resolution = resolve(policy, schema.defaults("policy"))
-    except ConfigError as error:  # no such algorithm
+    except ConfigError as error:  # no such algorithm: what does not hang on it is judged all the same
         problems += error.problems
-        return values, sources
+        resolution = resolve(policy | {"algorithm": "grpo"}, schema.defaults("policy"))
+        resolution.problems.clear()
     problems += resolution.problems
     problems += trainer_problems(resolution.values, num_processes)
     rest = {key: value for key, value in values.items() if key not in policy}

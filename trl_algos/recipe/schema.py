@@ -1,8 +1,8 @@
 """Every key that a recipe can hold, with its type and default, read off the sources of the config classes.
 
 Importing TRL's configs takes seconds, since torch and transformers come along; reading their sources takes some
-milliseconds. So `check`, `explain` and every complaint about a recipe come at once. `tests/test_schema.py` compares
-the result with the classes themselves.
+milliseconds. So `check`, `explain` and every complaint about a recipe come at once. `tests/recipe/test_schema.py`
+compares the result with the classes themselves.
 """
 
 import ast

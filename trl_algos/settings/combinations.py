@@ -3,11 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trl_algos.algorithms import RATIO_REFERENCES, advantage_estimators, advantage_needs, is_token_level
+from trl_algos.algorithms import (
+    CORRECTION_MODE,
+    RATIO_REFERENCES,
+    advantage_estimators,
+    advantage_needs,
+    is_token_level,
+)
 from trl_algos.errors import unknown_name
-
-ENGINE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-"""Values of `vllm_importance_sampling_mode`."""
 
 
 def combination_problems(values: Mapping[str, Any]) -> Iterator[str]:
@@ -88,8 +91,8 @@ def _engine_problems(values: Mapping[str, Any]) -> Iterator[str]:
             "`ratio_reference`: engine corrects for the engine already; set `vllm_importance_sampling_correction` "
             "to false, or the correction counts twice."
         )
-    if mode not in ENGINE_MODES:
-        yield unknown_name("vllm_importance_sampling_mode", mode, ENGINE_MODES)
+    if mode not in CORRECTION_MODE:
+        yield unknown_name("vllm_importance_sampling_mode", mode, CORRECTION_MODE)
     elif mode.endswith("truncate") and low is not None:
         yield (
             f"`vllm_importance_sampling_clip_min`: {low!r} is not used by {mode}, which caps from above only; use "

@@ -6,10 +6,11 @@ checks still run when a config is built.
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trl_algos.errors import counted, unknown_name
+from trl_algos.errors import counted, nearest, unknown_name
 
 Values = Mapping[str, Any]
 
@@ -19,6 +20,7 @@ NAMES: Mapping[str, tuple[Any, ...]] = {
     "vllm_model_impl": ("vllm", "transformers"),
     "include_num_input_tokens_seen": ("all", "non_padding", "no", True, False),
     "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver"),
+    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "cache_implementation": (
         "dynamic",
         "static",
@@ -34,6 +36,23 @@ NAMES: Mapping[str, tuple[Any, ...]] = {
     ),
 }
 """Settings of type text -> the names that the library knows, where its class does not list them."""
+
+ACCELERATOR = {
+    "split_batches",
+    "dispatch_batches",
+    "even_batches",
+    "use_seedable_sampler",
+    "non_blocking",
+    "gradient_accumulation_kwargs",
+    "use_configured_state",
+}
+"""Names in the block `accelerator_config`."""
+
+FSDP_WORDS = (
+    *("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard", "offload", "auto_wrap"),
+    *("true", "True", "false", "False", ""),
+)
+"""Words of the setting `fsdp`."""
 
 DEBUG_OPTIONS = ("underflow_overflow", "tpu_metrics_debug")
 """Words of the setting `debug`."""
@@ -56,6 +75,7 @@ def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
     yield from _schedule_problems(values)
     yield from _best_model_problems(values)
     yield from _loading_problems(values)
+    yield from _launch_problems(values)
     yield from batch_problems(values, num_processes)
 
 
@@ -193,15 +213,24 @@ def _loading_problems(values: Values) -> Iterator[str]:
         yield "`log_completions_hub_repo`: is not used without `log_completions`."
     if values["use_transformers_paged"]:
         yield "`use_transformers_paged`: is replaced by `use_transformers_continuous_batching`."
+    if values["vllm_importance_sampling_cap"] is not None:
+        yield "`vllm_importance_sampling_cap`: is replaced by `vllm_importance_sampling_clip_max`."
+
+
+def _launch_problems(values: Values) -> Iterator[str]:
     padding = values["pad_to_multiple_of"]
     if not (padding in (None, "auto") or (isinstance(padding, int) and padding > 0)):
         yield f"`pad_to_multiple_of`: {padding!r} must be a whole number of at least 1, or auto."
     if values["eval_on_start"] and _name(values["eval_strategy"]) == "no":
         yield "`eval_on_start`: true, but nothing is evaluated; set `eval_strategy`."
+    unknown = set(values["accelerator_config"]) - ACCELERATOR if isinstance(values["accelerator_config"], dict) else ()
+    for name in sorted(map(str, unknown)):
+        yield f"`accelerator_config`: there is no {name!r} in it.{nearest(name, ACCELERATOR)}"
+    for word in re.split(r"[ ,]+", values["fsdp"].strip()) if isinstance(values["fsdp"], str) else ():
+        if word not in FSDP_WORDS:
+            yield unknown_name("fsdp", word, [w for w in FSDP_WORDS if w])
     if values["report_to"] is None:
         yield "`report_to`: null; write none for no tracker."
-    if values["vllm_importance_sampling_cap"] is not None:
-        yield "`vllm_importance_sampling_cap`: is replaced by `vllm_importance_sampling_clip_max`."
 
 
 def _name(value: Any) -> str:

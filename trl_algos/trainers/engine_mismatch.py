@@ -5,20 +5,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trl_algos.algorithms import CORRECTION_MODE
 from trl_algos.core import masked_mean, rollout_correction
 from trl_algos.trainers.metrics import StepMetrics
 from trl_algos.trainers.rollout import loss_mask
 
 if TYPE_CHECKING:
     from trl_algos.trainers.policy_trainer import PolicyTrainer
-
-CORRECTION_MODE = {
-    "token_truncate": "tis",
-    "token_mask": "icepop",
-    "sequence_truncate": "sequence_tis",
-    "sequence_mask": "sequence_mask",
-}
-"""TRL's `vllm_importance_sampling_mode` -> mode of `rollout_correction`."""
 
 
 def correct_engine_mismatch(trainer: "PolicyTrainer", output: dict[str, Any]) -> None:

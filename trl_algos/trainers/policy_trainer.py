@@ -475,7 +475,8 @@ class PolicyTrainer(GRPOTrainer):
         try:
             super()._save(output_dir, state_dict)
         finally:
-            vars(self.args).update(secrets)
+            for name, value in secrets.items():
+                setattr(self.args, name, value)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self.args.should_save:  # first, so that a checkpoint which TRL has completed holds it

@@ -202,6 +202,6 @@ def _number(place: int, reward: Any) -> float | None:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         told = shortened(repr(reward))
         raise _WrongReturn(f"returned {told} for completion {place}; it must be a number or None.", place) from None
-    if abs(number) > _LARGEST:
+    if not abs(number) <= _LARGEST:  # NaN neither
         raise _WrongReturn(f"returned {number} for completion {place}; it must be finite, or None.", place)
     return number
