@@ -70,9 +70,10 @@ def _exit_code(command: str, error: BaseException) -> int:
 
 
 def _debug_flag(words: list[str]) -> tuple[bool, list[str]]:
-    """Whether `--debug` stands on its own; before one of its values it is the setting of that name."""
+    """Whether `--debug` stands on its own; before a value it is the setting of that name."""
     for place, word in enumerate(words):
-        if word == "--debug" and words[place + 1 : place + 2] not in [["underflow_overflow"], ["tpu_metrics_debug"]]:
+        next_word = words[place + 1] if place + 1 < len(words) else "--"
+        if word == "--debug" and (next_word.startswith("--") or next_word in _COMMANDS or "." in next_word):
             return True, words[:place] + words[place + 1 :]
     return False, words
 
