@@ -24,8 +24,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
-        {"core", "algorithms", "config", "_compat", "rewards"},
-        {"trl", "transformers", "accelerate", "torch"},
+        {"core", "algorithms", "config", "_compat", "errors", "rewards"},
+        {"trl", "transformers", "accelerate", "torch", "peft", "safetensors"},
     ),
     "data": ({"errors"}, {"datasets", "pyarrow", "reasoning_gym"}),
     "models": ({"errors"}, set()),
@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     # These two load what they need on use.
     "__init__": ({"_version", "algorithms", "config", "errors", "trainers"}, set()),
-    "cli": ({"_version", "algorithms", "errors", "recipe", "run", "trainers"}, set()),
+    "cli": ({"_version", "algorithms", "errors", "recipe", "rewards", "run", "trainers"}, set()),
     "__main__": ({"cli"}, set()),
 }
 
