@@ -28,8 +28,9 @@ def gae_advantages(
     """Generalised advantage estimates of the tokens, whitened over all of them (PPO).
 
     Formula: (A - mean(A)) / sqrt(var(A) + 1e-8), statistics over the tokens of all rows, n - 1, with
-        A_t = δ_t + gamma · gae_lambda · A_t', δ_t = R_t + gamma · V_t' - V_t, t' the next generated token, V = 0 after
-        the end. If `bootstrap`: after the last token of a truncated row V is the critic's value there.
+        A_t = δ_t + gamma · gae_lambda · A_t', δ_t = R_t + gamma · V_t' - V_t, t' the next generated token; V and A are
+        0 after the last one, where the episode is over. If `bootstrap`: after the last token of a truncated row V is
+        the critic's value there.
     Source: Schulman et al. 2015, arXiv 1506.02438, eq. 16; whitened per batch as in Huang et al. 2024, arXiv
         2403.17031, section on PPO.
     Differs: whitened over the rows of all ranks.
@@ -63,9 +64,9 @@ def length_adaptive_gae_advantages(
     """Generalised advantage estimates with a lambda that grows with the response, whitened over all tokens (VAPO).
 
     Formula: (A - mean(A)) / sqrt(var(A) + 1e-8), statistics over the tokens of all rows, n - 1, with
-        A_t = δ_t + gamma · lambda_i · A_t', δ_t = R_t + gamma · V_t' - V_t, t' the next generated token, V = 0 after
-        the end, lambda_i = max(0, 1 - 1 / (alpha · length_i)). If `bootstrap`: after the last token of a truncated
-        row V is the critic's value there.
+        A_t = δ_t + gamma · λ · A_t', δ_t = R_t + gamma · V_t' - V_t, t' the next generated token; V and A are 0 after
+        the last one, where the episode is over; λ = max(0, 1 - 1 / (alpha · n)), n = generated tokens of the row. If
+        `bootstrap`: after the last token of a truncated row V is the critic's value there.
     Source: Yue et al. 2025 (VAPO), arXiv 2504.05118, section on length-adaptive GAE.
     Differs: lambda is clamped at 0, where the paper's formula is negative for lengths below 1 / alpha; whitened over
         the rows of all ranks.

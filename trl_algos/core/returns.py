@@ -118,9 +118,9 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimates, and the returns that the critic learns.
 
-    Formula: A_t = δ_t + gamma · lambda · A_t', δ_t = r_t + gamma · V_t' - V_t, with t' the next place where the mask
-        is 1; V and A are 0 after the last one, where the episode is over. If `bootstrap`: V is `bootstrap` after the
-        last one. Returns: A_t + V_t.
+    Formula: G_t = A_t + V_t, A_t = δ_t + gamma · gae_lambda · A_t', δ_t = R_t + gamma · V_t' - V_t, t' the next
+        generated token; V and A are 0 after the last one, where the episode is over. If `bootstrap`: after the last
+        token of a truncated row V is the critic's value there.
     Source: Schulman et al. 2015, arXiv 1506.02438, eq. 16.
     Differs: masked places are skipped. One lambda per row where a tensor is given (VAPO).
 
