@@ -1,7 +1,9 @@
 """Thin subclasses of TRL's trainers."""
 
+from trl_algos.trainers.critic import load_critic
 from trl_algos.trainers.policy_trainer import PolicyTrainer
+from trl_algos.trainers.ppo_trainer import PPOTrainer
 from trl_algos.trainers.reward_checks import RewardError
 from trl_algos.trainers.rollout import Rollout
 
-__all__ = ["PolicyTrainer", "RewardError", "Rollout"]
+__all__ = ["PPOTrainer", "PolicyTrainer", "RewardError", "Rollout", "load_critic"]
