@@ -245,3 +245,16 @@ def test_a_new_row_with_a_critic():
 def test_a_row_without_a_critic_cannot_set_its_settings():
     with pytest.raises(ValueError, match="sets vf_coef, which nothing in the row uses"):
         Algorithm(key="x", title="X", paper="-", advantage=group_normalized_advantages, defaults={"vf_coef": 0.5})
+
+
+def test_a_schedule_that_waits_for_evaluations_cannot_start_after_the_warm_up():
+    settings = {"algorithm": "ppo", "lr_scheduler_type": "greedy", "eval_strategy": "steps", "eval_steps": 5}
+    config(**settings)
+    assert only_problem(critic_warmup_steps=2, **settings).startswith("`lr_scheduler_type`: greedy has no course")
+
+
+def test_whole_checkpoints_would_be_pushed_with_the_critic():
+    settings = {"algorithm": "ppo", "push_to_hub": True, "hub_strategy": "checkpoint"}
+    assert only_problem(**settings).startswith("`hub_strategy`: checkpoint pushes whole checkpoints, the critic incl")
+    config(push_critic=True, **settings)
+    config(**settings | {"hub_strategy": "every_save"})

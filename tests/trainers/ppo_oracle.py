@@ -49,7 +49,12 @@ def lora() -> LoraConfig:
 
 
 def make_trainer(
-    name: str, folder: str, split: tuple[int, int, int] = (8, 1, 1), given_adapter: bool = False, **settings: Any
+    name: str,
+    folder: str,
+    split: tuple[int, int, int] = (8, 1, 1),
+    given_adapter: bool = False,
+    rollout_func: Any = None,
+    **settings: Any,
 ) -> PPOTrainer:
     """A trainer in float64 whose policy is not its reference, and whose adapters are not empty."""
     form, uses_lora, extra = FORMS[name]
@@ -95,7 +100,8 @@ def make_trainer(
         PolicyConfig(**config | extra | settings),
         train_dataset=tiny.prompts(8),
         processing_class=tiny.tokenizer(),
-        rollout_func=tiny.fixed_rollout({f"prompt {i}:": [ids] for i, ids in enumerate(ROWS)}, env_mask=True),
+        rollout_func=rollout_func
+        or tiny.fixed_rollout({f"prompt {i}:": [ids] for i, ids in enumerate(ROWS)}, env_mask=True),
         peft_config=lora() if uses_lora and not given_adapter else None,
     )
     names = ("lora_B.critic",) if given_adapter else ("lora_B",)
@@ -187,7 +193,7 @@ class Oracle:
         scored = [row for row in self.rows if not math.isnan(row.score)]
         for row in scored:
             row.returns = [a + v for a, v in zip(self.gae(row, CRITIC_LAMBDA), row.old_values, strict=False)]
-            row.advantages = self.gae(row, LAMBDA)
+            row.advantages = self.gae(row, self._lambda(row))
         every = [row.advantages[t] for row in scored for t in row.places]
         mean, scale = statistics.fmean(every), math.sqrt(statistics.variance(every) + 1e-8)
         for row in scored:
@@ -196,11 +202,15 @@ class Oracle:
         self.value_tokens = sum(len(row.places) for row in scored)
         self.positive_tokens = sum(len(row.places) for row in scored if row.score > 0)
 
+    def _lambda(self, row: "Row") -> float:
+        alpha = self.args.length_adaptive_alpha
+        return LAMBDA if alpha is None or not row.places else max(0.0, 1 - 1 / (alpha * len(row.places)))
+
     def gae(self, row: "Row", gae_lambda: float) -> list[float]:
         advantages, running = [0.0] * len(row.ids), 0.0
         following = row.last_value if row.cut_off and self.args.bootstrap_truncated else 0.0
         for t in reversed(row.places):
-            r = -BETA * (row.old_logps[t] - row.ref_logps[t]) + (row.score if t == row.places[-1] else 0.0)
+            r = -self.args.beta * (row.old_logps[t] - row.ref_logps[t]) + (row.score if t == row.places[-1] else 0.0)
             running = r + GAMMA * following - row.old_values[t] + GAMMA * gae_lambda * running
             advantages[t], following = running, row.old_values[t]
         return advantages
@@ -216,8 +226,11 @@ class Oracle:
                 if not scored:
                     continue
                 ratio = (logps[t] - row.old_logps[t]).exp()
-                bounded = ratio.clamp(1 - EPSILON, 1 + EPSILON)
-                total = total - torch.minimum(ratio * row.advantages[t], bounded * row.advantages[t]) / self.tokens
+                bounded = ratio.clamp(1 - EPSILON, 1 + (self.args.epsilon_high or EPSILON))
+                gain = torch.minimum(ratio * row.advantages[t], bounded * row.advantages[t])
+                if self.args.delta is not None and row.advantages[t] < 0:
+                    gain = gain.clamp(min=self.args.delta * row.advantages[t])
+                total = total - gain / self.tokens
                 near = row.old_values[t] + (values[t] - row.old_values[t]).clamp(-VALUE_CLIP, VALUE_CLIP)
                 error = torch.maximum((values[t] - row.returns[t]) ** 2, (near - row.returns[t]) ** 2)
                 total = total + VF_COEF * 0.5 * error / self.value_tokens

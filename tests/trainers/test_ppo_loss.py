@@ -1,8 +1,10 @@
 """Steps of `PPOTrainer` against PPO by hand, with policy and critic apart: loss, and through the weights gradients."""
 
+import math
 from typing import Any
 
 import pytest
+import tiny
 from ppo_oracle import (
     FORMS,
     Oracle,
@@ -11,6 +13,9 @@ from ppo_oracle import (
     make_trainer,
     policy_state,
 )
+
+from trl_algos.algorithms import ALGORITHMS
+from trl_algos.trainers.critic.scoring import value_mask
 
 SPLITS = [(8, 1, 1), (4, 2, 2), (2, 4, 4), (1, 8, 8), (4, 2, 1), (2, 4, 2), (2, 4, 1)]
 ALIGNED = [(8, 1, 1), (2, 4, 4)]
@@ -83,3 +88,57 @@ def test_the_likelihood_of_rewarded_completions_is_averaged_over_their_tokens(
 ) -> None:
     trainer = assert_steps_by_hand("separate", model_folder, split=split, positive_nll_coef=0.3)
     assert trainer.state.log_history[0]["policy/positive_nll"] > 0
+
+
+ROWS_OF_ALGORITHMS = {
+    "ppo": {},
+    "dual_clip_ppo": {"delta": 1.1},
+    "vapo": {"beta": None, "gae_lambda": None, "length_adaptive_alpha": 0.5, "epsilon_high": 0.08}
+    | {"num_generations": 1, "positive_nll_coef": 0.1},
+}
+"""Algorithm -> what makes its parts show in rows of up to ten tokens, in the second pass."""
+
+
+def test_every_algorithm_with_a_critic_is_here() -> None:
+    assert set(ROWS_OF_ALGORITHMS) == {key for key, row in ALGORITHMS.items() if "critic" in row.needs}
+
+
+@pytest.mark.parametrize("split", ALIGNED)
+@pytest.mark.parametrize("algorithm", ROWS_OF_ALGORITHMS)
+def test_two_passes_of_every_algorithm(algorithm: str, split: tuple[int, int, int], model_folder: str) -> None:
+    settings = ROWS_OF_ALGORITHMS[algorithm]
+    trainer = assert_steps_by_hand("separate", model_folder, 2, algorithm=algorithm, split=split, **settings)
+    assert (trainer.state.log_history[1]["clip_ratio/dual_mean"] > 0) == (algorithm == "dual_clip_ppo")
+
+
+@pytest.mark.parametrize("name", ["adapter", "separate"])
+def test_a_generation_batch_of_two_optimizer_steps(name: str, model_folder: str) -> None:
+    """Both steps learn what was known at sampling, each divided by its own tokens: not what one step would do."""
+    two = make_trainer(name, model_folder, split=(2, 2, 4), max_steps=2)
+    start, divisors = critic_state(two), []
+    extra_losses = two.extra_losses
+
+    def watched(scores: Any, inputs: dict[str, Any], mask: Any) -> Any:
+        divisors.append((inputs["value_tokens"].item(), value_mask(inputs).sum().item()))
+        return extra_losses(scores, inputs, mask)
+
+    two.extra_losses = watched
+    two.train()
+    for window in (divisors[:2], divisors[2:]):
+        assert {divisor for divisor, _ in window} == {sum(tokens for _, tokens in window)}
+    assert sum(tokens for _, tokens in divisors) == 5 + 3 + 7 + 4 + 2 + 9
+    assert not critic_state(two)["head.weight"].equal(start["head.weight"])
+
+
+@pytest.mark.parametrize("name", ["adapter", "separate"])
+def test_nothing_but_truncated_completions(name: str, model_folder: str) -> None:
+    """Loss 0, no NaN anywhere in the log, and nothing moves at all."""
+    cut = tiny.fixed_rollout({f"prompt {i}:": [[41 + 3 * i, 50, 60]] for i in range(8)})
+    settings = {"mask_truncated_completions": True, "positive_nll_coef": 0.5, "entropy_coef": 0.1}
+    trainer = make_trainer(name, model_folder, split=(4, 2, 1), rollout_func=cut, **settings)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    trainer.train()
+    assert all(p.equal(before[n]) for n, p in trainer.model.named_parameters())
+    logged = trainer.state.log_history[0]
+    assert logged["loss"] == logged["policy_loss"] == logged["value/loss"] == logged["value/grad_norm"] == 0
+    assert not any(isinstance(value, float) and math.isnan(value) for value in logged.values())

@@ -115,3 +115,19 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     for name in ("deepspeed", "fsdp"):
         if values[name]:
             yield f"`{name}`: is not supported with a critic yet; train on one GPU, or on several with DDP."
+    yield from _library_problems(values)
+
+
+def _library_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """Where a setting of transformers goes against one of the critic's."""
+    schedule, hub = (getattr(values[name], "value", values[name]) for name in ("lr_scheduler_type", "hub_strategy"))
+    if values["critic_warmup_steps"] and schedule in ("reduce_lr_on_plateau", "greedy"):
+        yield (
+            f"`lr_scheduler_type`: {schedule} has no course over the steps that could start after "
+            "`critic_warmup_steps`; take another one, or 0 steps."
+        )
+    if values["push_to_hub"] and not values["push_critic"] and hub in ("checkpoint", "all_checkpoints"):
+        yield (
+            f"`hub_strategy`: {hub} pushes whole checkpoints, the critic included; take every_save or end, or set "
+            "`push_critic`."
+        )

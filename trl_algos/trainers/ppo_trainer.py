@@ -207,13 +207,3 @@ def _unsupported(trainer: PPOTrainer, kwargs: dict[str, Any]) -> Iterator[str]:
             f"`disable_dropout`: false is not possible with `critic: {trainer.critic_form}`, which reads the policy's "
             "layers: values at sampling and in training would differ by it."
         )
-    if args.critic_warmup_steps and args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
-        yield (
-            f"`lr_scheduler_type`: {args.lr_scheduler_type} has no schedule that could start after "
-            "`critic_warmup_steps`; take another one, or 0 steps."
-        )
-    if args.push_to_hub and not args.push_critic and args.hub_strategy in ("checkpoint", "all_checkpoints"):
-        yield (
-            f"`hub_strategy`: {args.hub_strategy} pushes whole checkpoints, the critic included; take every_save or "
-            "end, or set `push_critic`."
-        )

@@ -1,7 +1,8 @@
 """The forms of a critic, which all live inside the policy's module tree, and the one forward pass they share with it.
 
-The forward of the policy takes one keyword more, `with_values`: absent, it is the policy's own; True, its output also
-holds `critic_values`, so that a wrapper such as DDP sees one forward for one backward; "only" gives the values alone.
+The forward of the policy takes one keyword more, `with_values`: absent, it is the policy's own; True, it returns the
+policy's output and the values, so that a wrapper such as DDP sees one forward for one backward; "only" gives the
+values alone. Values are (B, L), of the state after each token of the input.
 """
 
 import functools
@@ -13,9 +14,6 @@ from torch import Tensor, nn
 
 from trl_algos.trainers.critic.adapters import NAME, adapter_holders, adapter_layers, only_adapter, wrap_checkpointing
 from trl_algos.trainers.critic.head import ValueHead
-
-VALUES_KEY = "critic_values"
-"""Where the policy's output holds the values: (B, L), of the state after each token of the input."""
 
 
 class Critic:
@@ -68,10 +66,8 @@ class Critic:
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return _last_hidden(self.base.base_model, input_ids, attention_mask)
 
-    def _with_policy(self, policy_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        outputs = policy_forward(*args, **kwargs)
-        outputs[VALUES_KEY] = self.values(kwargs["input_ids"], kwargs["attention_mask"])
-        return outputs
+    def _with_policy(self, policy_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
+        return policy_forward(*args, **kwargs), self.values(kwargs["input_ids"], kwargs["attention_mask"])
 
 
 class SharedCritic(Critic):
@@ -89,15 +85,14 @@ class SharedCritic(Critic):
         super().__init__(base, head, head)
         self._trunk_gradient = trunk_gradient
 
-    def _with_policy(self, policy_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _with_policy(self, policy_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
         seen: list[Tensor] = []
         hook = self.base.base_model.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
         try:
             outputs = policy_forward(*args, **kwargs)
         finally:
             hook.remove()
-        outputs[VALUES_KEY] = self.head(seen[-1] if self._trunk_gradient else seen[-1].detach())
-        return outputs
+        return outputs, self.head(seen[-1] if self._trunk_gradient else seen[-1].detach())
 
 
 class AdapterCritic(Critic):

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trl_algos.trainers.critic.forms import VALUES_KEY
 from trl_algos.trainers.rollout import loss_mask
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ class ValueRecorder:
 
     def __call__(self, **inputs: Any) -> Any:
         """The model's output."""
-        outputs = self._model(**inputs, with_values=True)
-        self._values.append(outputs[VALUES_KEY])
+        outputs, values = self._model(**inputs, with_values=True)
+        self._values.append(values)
         return outputs
 
     def before_tokens(self, width: int) -> Tensor:
