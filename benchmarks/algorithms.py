@@ -1,6 +1,6 @@
 """Every algorithm on the bundled task at the same rollout budget: held-out accuracy after training, over seeds.
 
-    python benchmarks/algorithms.py        # 17 algorithms x 3 seeds, about 25 minutes on two cores
+    python benchmarks/algorithms.py        # all algorithms x 3 seeds, about half an hour on two cores
 
 Writes benchmarks/results/algorithms.md. Each run samples 150 batches of 256 completions and takes two optimizer steps
 on each, with the quickstart's learning rate. Nothing is tuned per algorithm: the table shows that all of them learn,

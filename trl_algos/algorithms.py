@@ -149,6 +149,14 @@ class Algorithm:
         """What the trainer must provide beyond single samples: groups, greedy_baseline, critic."""
         return advantage_needs(self.advantage)
 
+    @property
+    def all_defaults(self) -> dict[str, Any]:
+        """The row's own defaults, and the common ones where it is silent."""
+        critic = dict(CRITIC_DEFAULTS) if "critic" in self.needs else {}
+        if "gae_lambda" in self.defaults:
+            critic["critic_gae_lambda"] = self.defaults["gae_lambda"]
+        return {**COMMON_DEFAULTS, **critic, **self.defaults}
+
 
 _ROW_CHOICES: Mapping[str, tuple[str, ...]] = {
     "ratio_level": RATIO_LEVELS,

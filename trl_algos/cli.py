@@ -114,7 +114,7 @@ def _explain(words: list[str]) -> int:
 
 
 def _list(words: list[str]) -> int:
-    from trl_algos.algorithms import ALGORITHMS, COMMON_DEFAULTS, table_cells
+    from trl_algos.algorithms import ALGORITHMS, table_cells
 
     if words == ["rewards"]:
         return _list_rewards()
@@ -125,8 +125,7 @@ def _list(words: list[str]) -> int:
         _write(f"{row.key:<22} {row.title} ({row.paper})")
         _write(f"{'':<22} {parts} · KL {cells['KL']} · needs {cells['needs']}")
         if words:
-            defaults = {**COMMON_DEFAULTS, **row.defaults}
-            _write(f"{'':<22} " + ", ".join(f"{name} {value}" for name, value in defaults.items()))
+            _write(f"{'':<22} " + ", ".join(f"{name} {value}" for name, value in row.all_defaults.items()))
             _write(f"{'':<22} Differs from the paper: {row.differs or 'none'}")
     return 0
 

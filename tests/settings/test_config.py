@@ -53,6 +53,7 @@ def test_a_row_alone_gives_its_own_defaults(key: str):
     expected = {**COMMON_DEFAULTS, **row.defaults}
     if "critic" in row.needs:
         expected = {**CRITIC_DEFAULTS, "critic_gae_lambda": row.defaults.get("gae_lambda"), **expected}
+    assert expected == row.all_defaults
     if 0 < expected["overlong_buffer"] < 1:  # a share of max_completion_length, which is 512
         expected["overlong_buffer"] = round(512 * expected["overlong_buffer"])
     if not expected["overlong_buffer"]:

@@ -206,7 +206,6 @@ def _follows_from_algorithm(key: str, settings: list[Mapping[str, Any]]) -> bool
     from trl_algos.algorithms import (
         ALGORITHMS,
         COMMON_DEFAULTS,
-        CRITIC_DEFAULTS,
         SETTING_OF_PARAMETER,
         surrogate_settings,
         surrogates,
@@ -218,8 +217,8 @@ def _follows_from_algorithm(key: str, settings: list[Mapping[str, Any]]) -> bool
     values: dict[str, Any] = {}
     for one in settings:
         algorithm, value = str(one.get("algorithm")), one.get(key)
-        defaults = ALGORITHMS[algorithm].defaults if algorithm in ALGORITHMS else {}
-        usual = {**CRITIC_DEFAULTS, **COMMON_DEFAULTS, **defaults}.get(key, value)
+        defaults = ALGORITHMS[algorithm].all_defaults if algorithm in ALGORITHMS else COMMON_DEFAULTS
+        usual = defaults.get(key, value)
         if key not in decided or value not in (usual, None) or values.setdefault(algorithm, value) != value:
             return False
     return True
