@@ -35,8 +35,14 @@ NAMES: Mapping[str, tuple[Any, ...]] = {
 }
 """Settings of type text -> the names that the library knows, where its class does not list them."""
 
-DEBUG_OPTIONS = ("underflow_overflow", "tpu_metrics_debug")
-"""Words of the setting `debug`."""
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "debug": ("underflow_overflow", "tpu_metrics_debug"),
+    "fsdp": (
+        *("true", "false", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"),
+        *("offload", "auto_wrap"),
+    ),
+}
+"""Settings that hold words with spaces between them -> the words that the library knows."""
 
 
 def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
@@ -49,9 +55,10 @@ def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
     for name, known in NAMES.items():
         if values[name] is not None and values[name] not in known:
             yield unknown_name(name, values[name], [word for word in known if isinstance(word, str)])
-    for word in values["debug"].split() if isinstance(values["debug"], str) else ():
-        if word not in DEBUG_OPTIONS:
-            yield unknown_name("debug", word, DEBUG_OPTIONS)
+    for name, words in WORDS.items():
+        for word in values[name].split() if isinstance(values[name], str) else ():
+            if word.lower() not in words:
+                yield unknown_name(name, word, words)
     yield from _precision_problems(values)
     yield from _schedule_problems(values)
     yield from _best_model_problems(values)
