@@ -157,6 +157,19 @@ def test_while_it_is_hidden_the_tree_is_the_policys(name: str, model_folder: str
     assert list(made.model.state_dict()) == names
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_while_completions_are_made_an_engine_would_be_sent_the_policy_alone(name: str, model_folder: str) -> None:
+    sent: list[str] = []
+
+    def rollout(prompts: list[str], made: Any) -> dict[str, Any]:
+        sent.extend(n for n, _ in made.model.named_parameters())
+        return tiny.fixed_rollout({f"prompt {i}:": [[44, 60, tiny.EOS]] for i in range(8)})(prompts, made)
+
+    make_trainer(name, model_folder, rollout_func=rollout).train()
+    assert sent
+    assert not [n for n in sent if "critic" in n or "value_head" in n]
+
+
 def test_a_run_warns_of_nothing_new(model_folder: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -163,9 +163,9 @@ class PPOTrainer(PolicyTrainer):
         kept_back = self.args.push_to_hub and not self.args.push_critic
         return Path(folder) / ("_critic" if kept_back and Path(folder) == Path(self.args.output_dir) else "critic")
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         with self.critic.hidden():  # an engine is sent all tensors of the tree
-            return super()._generate_single_turn(*args, **kwargs)
+            return super()._generate(prompts)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         output_dir = output_dir or self.args.output_dir

@@ -84,7 +84,8 @@ def load_critic(folder: str | Path) -> LoadedCritic:
             saved beside it, the form `adapter` the base model that the run started from.
 
     Returns:
-        A module in evaluation mode, on the CPU, in the precision of the run.
+        A module in evaluation mode, on the CPU, in the precision of the run; a base model that the run had quantised
+        is read whole, which moves the values a little.
 
     Raises:
         ConfigError: the folder holds no critic.

@@ -23,4 +23,4 @@ class ValueHead(nn.Linear):
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., width) hidden states to (...) values."""
         with torch.autocast(hidden.device.type, enabled=False):
-            return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias).squeeze(-1)
+            return F.linear(hidden.to(self.weight), self.weight, self.bias).squeeze(-1)
