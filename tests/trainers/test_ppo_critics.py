@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
-from ppo_oracle import FORMS, lora, make_trainer, reward
+from ppo_oracle import FORMS, critic_state, lora, make_trainer, reward
 from transformers import LlamaConfig, LlamaForSequenceClassification, LlamaModel
 
 from trl_algos import ConfigError, PolicyTrainer
@@ -145,6 +145,21 @@ def test_switching_adapters_for_the_reference_leaves_the_critic_trainable(name: 
     made.train()  # whose KL in the reward asks the adapter called ref
     assert {n for n, p in made.model.named_parameters() if p.requires_grad} == trainable
     assert sum("critic" in n and "lora_" in n for n in trainable) == sum("default" in n for n in trainable) == 12
+
+
+@pytest.mark.parametrize("name", ["adapter", "separate_lora"])
+def test_the_exact_kl_asks_the_reference_before_the_backward_pass_and_leaves_the_critic_its_gradient(
+    name: str, model_folder: str
+) -> None:
+    learned = []
+    for kl in ({"kl_placement": "loss", "kl_estimator": "full", "beta": 0.5}, {"kl_placement": "none", "beta": None}):
+        made = make_trainer(name, model_folder, **kl)
+        start = critic_state(made)
+        made.train()
+        learned.append(critic_state(made))
+        assert not any(learned[-1][n].equal(start[n]) for n in start if "lora" in n or "head" in n)
+    for n in learned[0]:
+        torch.testing.assert_close(learned[0][n], learned[1][n], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", FORMS)

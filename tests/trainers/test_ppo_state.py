@@ -47,6 +47,7 @@ def sampling_trainer(name: str, folder: str, output: Path, **settings: Any) -> P
         lambda completions, completion_ids, **_: [sum(ids) % 5 / 4 for ids in completion_ids],
         PolicyConfig(**config | extra | settings),
         train_dataset=tiny.prompts(8),
+        eval_dataset=tiny.prompts(8),
         peft_config=lora if uses_lora else None,
     )
 
@@ -77,6 +78,20 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(name: str, model_
         assert value.equal(states(whole)[key]), key
     assert any(not value.equal(start[key]) for key, value in states(resumed).items() if key.startswith("policy."))
     assert logs(resumed) == logs(whole)
+
+
+@pytest.mark.parametrize("name", ["adapter", "separate", "shared"])
+def test_the_best_checkpoint_is_loaded_with_its_critic(name: str, model_folder: str, tmp_path: Path) -> None:
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_made_up", "greater_is_better": False}
+    every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = sampling_trainer(name, model_folder, tmp_path, **best, **every, per_device_eval_batch_size=8)
+    trainer.evaluate = lambda *_, **__: {"eval_made_up": trainer.state.global_step}
+    trainer.train()
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+    head = load_file(tmp_path / "checkpoint-1/critic/value_head.safetensors")
+    assert trainer.critic.head.weight.equal(head["weight"])
+    assert not head["weight"].equal(load_file(tmp_path / "checkpoint-4/critic/value_head.safetensors")["weight"])
+    assert all(p.requires_grad for p in trainer.critic.parameters())
 
 
 def test_a_checkpoint_without_its_critic_is_refused(model_folder: str, tmp_path: Path) -> None:

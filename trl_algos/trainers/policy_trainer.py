@@ -483,7 +483,9 @@ class PolicyTrainer(GRPOTrainer):
             return
         if not math.isfinite(total_loss):
             parts = ", ".join(
-                f"{name} {values[name]:.4g}" for name in ("policy_loss", "kl", "entropy") if name in values
+                f"{name} {values[name]:.4g}"
+                for name in ("policy_loss", "value/loss", "kl", "entropy")
+                if name in values
             )
             raise FloatingPointError(
                 f"The loss of step {self.state.global_step + 1} is {total_loss} ({parts}); the weights were not "
