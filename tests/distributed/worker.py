@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dapo_masked_rank": {"algorithm": "dapo", "num_generations": 2} | OFF_POLICY,
     "reinforce_pp_masked_rank": {"algorithm": "reinforce_pp", "num_generations": 1} | OFF_POLICY,
     "ppo_adapter": PPO | {"critic": "adapter", "learning_rate": 0.5},
+    "ppo_adapter_checkpointed": PPO | {"critic": "adapter", "learning_rate": 0.5, "gradient_checkpointing": True},
     "ppo_separate": PPO | {"critic": "separate"},
     "ppo_separate_lora": PPO | {"critic": "separate", "learning_rate": 0.5},
     "ppo_shared": PPO | {"critic": "shared", "critic_trunk_gradient": True},
@@ -76,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo_masked_rank": PPO | {"critic": "separate"},
 }
 
-WITH_LORA = ("ppo_adapter", "ppo_separate_lora")
+WITH_LORA = ("ppo_adapter", "ppo_adapter_checkpointed", "ppo_separate_lora")
 
 
 def completion(row: int, rows: int, masked_rank: bool) -> list[int]:
