@@ -16,6 +16,7 @@ from trl_algos.core import surrogates as core_surrogates
 ROOT = Path(__file__).parents[1]
 WIDTH = 6
 SETTING_OF = {"eps": "advantage_eps", "normalize": "advantage_normalize", "k": "pass_k", "gamma": "gamma"}
+SETTING_OF |= {"gae_lambda": "gae_lambda", "alpha": "length_adaptive_alpha"}
 
 every_row = pytest.mark.parametrize("row", ALGORITHMS.values(), ids=ALGORITHMS)
 
@@ -51,8 +52,14 @@ def row_settings(row: Algorithm) -> dict[str, Any]:
     return {name: row.defaults[name] for name in surrogate_settings(row.surrogate) if name in row.defaults}
 
 
-def estimate(row: Algorithm, rewards: Tensor = REWARDS, mask: Tensor = MASK, groups: Tensor = GROUPS) -> Tensor:
-    """A row's advantages of a rollout; the greedy completion of every prompt has reward 0.5."""
+def estimate(
+    row: Algorithm,
+    rewards: Tensor = REWARDS,
+    mask: Tensor = MASK,
+    groups: Tensor = GROUPS,
+    values: float | Tensor = 0.25,
+) -> Tensor:
+    """A row's advantages of a rollout; the greedy completion of every prompt has reward 0.5, a critic says 0.25."""
     fields = {
         "rewards": rewards,
         "groups": groups,
@@ -60,6 +67,8 @@ def estimate(row: Algorithm, rewards: Tensor = REWARDS, mask: Tensor = MASK, gro
         "mask": mask,
         "token_rewards": token_rewards(rewards, mask),
         "baselines": torch.full_like(rewards, 0.5),
+        "values": torch.as_tensor(values).expand(mask.shape),
+        "bootstrap": None,
     }
     assert fields.keys() <= set(ROLLOUT_FIELDS)
     parameters = inspect.signature(row.advantage).parameters
@@ -199,13 +208,13 @@ WITH_BASELINE = {key: row for key, row in ALGORITHMS.items() if row.needs or key
 @pytest.mark.parametrize("row", WITH_BASELINE.values(), ids=WITH_BASELINE)
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.7, -1e4 / 3])
 def test_equal_rewards_give_exactly_zero(row: Algorithm, value: float):
-    """In each group its own reward for estimators with groups; the same everywhere for REINFORCE++."""
+    """In each group its own reward for estimators with groups; a critic who knows it; else the same everywhere."""
     if row.needs == ("greedy_baseline",):
         value = 0.5  # the reward of the greedy completions
     rewards = torch.full((6,), value)
     if "groups" in row.needs and row.key != "reinforce_pp_baseline":
         rewards[3:] += 1.0
-    assert estimate(row, rewards).count_nonzero() == 0
+    assert estimate(row, rewards, values=value).count_nonzero() == 0
 
 
 @pytest.mark.parametrize("row", CENTRED.values(), ids=CENTRED)
@@ -264,12 +273,16 @@ def moved_gradient(row: Algorithm, log_ratio: Tensor) -> Tensor:
 
 @rows_with(surrogate=core_surrogates.clip, ratio_level="token")
 def test_clipped_tokens_of_ppo_have_no_gradient(row: Algorithm):
-    """A > 0 is clipped above, A < 0 below; the other two keep a gradient: pulling back is always allowed."""
-    gradient = moved_gradient(row, FAR)
-    assert gradient[0, 0] == 0
-    assert gradient[1, 1] == 0
-    assert gradient[0, 1] < 0
-    assert gradient[1, 0] > 0
+    """A > 0 is clipped above, A < 0 below; the other two keep a gradient: pulling back is always allowed.
+
+    But for dual clip, which lets a ratio beyond 3 be where A < 0: e is below, e² above.
+    """
+    for size in (1.0, 2.0):
+        gradient = moved_gradient(row, FAR * size / 2)
+        assert gradient[0, 0] == 0
+        assert gradient[1, 1] == 0
+        assert gradient[0, 1] < 0
+        assert (gradient[1, 0] > 0) == (size == 1.0 or row.key != "dual_clip_ppo")
 
 
 @rows_with(surrogate=core_surrogates.clip, ratio_level="sequence")

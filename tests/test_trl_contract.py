@@ -15,11 +15,11 @@ import torch
 from packaging.version import Version
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_algos import PolicyTrainer, _compat
+from trl_algos import PolicyTrainer, PPOTrainer, _compat
 
 INSTALLED = f"TRL {version('trl')}"
 PACKAGE = Path(_compat.__file__).parent
-TRAINER_SOURCES = [*sorted((PACKAGE / "trainers").glob("*.py")), PACKAGE / "run" / "held_out.py"]
+TRAINER_SOURCES = [*sorted((PACKAGE / "trainers").rglob("*.py")), PACKAGE / "run" / "held_out.py"]
 LISTED = {
     *_compat.GRPO_TRAINER_METHODS,
     *_compat.GRPO_TRAINER_ATTRIBUTES,
@@ -158,7 +158,8 @@ def test_keys_that_come_with_a_setting(model_folder: str):
 
 def test_keys_that_we_read_are_keys_that_trl_writes():
     """Keys of a batch in our sources, less those that we write ourselves, are put there by TRL."""
-    ours, read = {"rollout_row", "loss_divisor", "window_tokens"}, set()
+    ours = {"rollout_row", "loss_divisor", "window_tokens", "old_values", "returns", "positive"}
+    read: set[str] = set()
     for path in TRAINER_SOURCES:
         read |= set(batch_keys(ast.parse(path.read_text())))
     assert {"completion_ids", "ref_per_token_logps", "importance_sampling_ratio"} <= read  # the scan finds them
@@ -251,13 +252,13 @@ def test_masks_for_entropy_and_staleness(trained: GRPOTrainer):
 
 
 def own_names() -> set[str]:
-    """Names that `PolicyTrainer` defines, in its body or by assignment to `self`."""
-    names = set(vars(PolicyTrainer)) | set(PolicyTrainer.__annotations__)
+    """Names that our trainers define, in their bodies or by assignment to `self`."""
+    names = {*vars(PolicyTrainer), *vars(PPOTrainer), *PolicyTrainer.__annotations__, *PPOTrainer.__annotations__}
     return {name for name in names | set(attributes(stored=True)) if not name.startswith("__")}
 
 
 def attributes(stored: bool = False) -> Iterator[str]:
-    """Attributes of a trainer in our sources: of `trainer`, and of `self` and `super()` in the trainer's class.
+    """Attributes of a trainer in our sources: of `trainer`, and of `self` and `super()` in the trainers' classes.
 
     Args:
         stored: those assigned to `self` alone.
@@ -267,7 +268,7 @@ def attributes(stored: bool = False) -> Iterator[str]:
         inside = {
             id(node)
             for definition in ast.walk(tree)
-            if isinstance(definition, ast.ClassDef) and definition.name == "PolicyTrainer"
+            if isinstance(definition, ast.ClassDef) and definition.name in ("PolicyTrainer", "PPOTrainer")
             for node in ast.walk(definition)
         }
         for node in ast.walk(tree):
@@ -297,7 +298,7 @@ def test_every_name_that_we_override_is_listed(trained: GRPOTrainer):
 
 
 def test_nothing_is_listed_in_vain():
-    used = {*attributes(), *vars(PolicyTrainer)}
+    used = {*attributes(), *vars(PolicyTrainer), *vars(PPOTrainer)}
     assert not LISTED - used, f"_compat.py lists {sorted(LISTED - used)}, which no trainer uses."
 
 

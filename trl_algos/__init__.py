@@ -12,28 +12,32 @@ if TYPE_CHECKING:
     from trl_algos.algorithms import ALGORITHMS, Algorithm, register
     from trl_algos.config import PolicyConfig
     from trl_algos.errors import ConfigError, RewardError
-    from trl_algos.trainers import PolicyTrainer, Rollout
+    from trl_algos.trainers import PolicyTrainer, PPOTrainer, Rollout, load_critic
 
 _HOME = {
     "ALGORITHMS": "algorithms",
     "Algorithm": "algorithms",
     "register": "algorithms",
     "ConfigError": "errors",
+    "PPOTrainer": "trainers",
     "PolicyConfig": "config",
     "PolicyTrainer": "trainers",
     "RewardError": "errors",
     "Rollout": "trainers",
+    "load_critic": "trainers",
 }
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "ConfigError",
+    "PPOTrainer",
     "PolicyConfig",
     "PolicyTrainer",
     "RewardError",
     "Rollout",
     "__version__",
+    "load_critic",
     "register",
 ]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trl_algos.core import advantages as _advantages
+from trl_algos.core import critic_advantages as _critic_advantages
 from trl_algos.core import returns as _returns
 from trl_algos.core import surrogates as _surrogates
 from trl_algos.core.aggregation import AGGREGATIONS
@@ -39,6 +40,8 @@ ROLLOUT_FIELDS = (
     "kl",
     "kl_coef",
     "baselines",
+    "values",
+    "bootstrap",
 )
 """Parameter names of an advantage function that the trainer fills from the rollout."""
 
@@ -47,11 +50,14 @@ SETTING_OF_PARAMETER = {
     "normalize": "advantage_normalize",
     "k": "pass_k",
     "gamma": "gamma",
+    "gae_lambda": "gae_lambda",
+    "alpha": "length_adaptive_alpha",
 }
 """Parameter name of an advantage function -> config field that fills it."""
 
 RATIO_REFERENCES = ("policy", "engine")
 KL_PLACEMENTS = ("none", "loss", "reward")
+CRITIC_FORMS = ("adapter", "separate", "shared")
 
 COMMON_DEFAULTS: Mapping[str, Any] = {
     "num_generations": 8,
@@ -69,6 +75,19 @@ COMMON_DEFAULTS: Mapping[str, Any] = {
     "overlong_penalty_factor": 1.0,
 }
 """What a row does not say. Rollout size and learning rate are budgets, not part of an algorithm: they stay TRL's."""
+
+CRITIC_DEFAULTS: Mapping[str, Any] = {
+    "gamma": 1.0,
+    "critic_gae_lambda": 1.0,
+    "vf_coef": 0.1,
+    "value_clip_range": 0.2,
+    "bootstrap_truncated": False,
+    "critic_warmup_steps": 0,
+    "positive_nll_coef": 0.0,
+    "push_critic": False,
+}
+"""The same of settings that only an objective with a critic has. What is left unset beyond them follows from others:
+see `settings/critic.py`."""
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -117,6 +136,7 @@ class Algorithm:
                     f"`{name}` of {self.key!r} must be one of {', '.join(choices)}, but is {getattr(self, name)!r}."
                 )
         own = {*advantage_settings(self.advantage).values(), *surrogate_settings(self.surrogate), *COMMON_DEFAULTS}
+        own |= CRITIC_DEFAULTS.keys() if "critic" in self.needs else set()
         strangers = sorted(set(self.defaults) - own)
         if strangers:
             raise ValueError(
@@ -126,8 +146,16 @@ class Algorithm:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the trainer must provide beyond single samples: groups, greedy_baseline, reference."""
+        """What the trainer must provide beyond single samples: groups, greedy_baseline, critic."""
         return advantage_needs(self.advantage)
+
+    @property
+    def all_defaults(self) -> dict[str, Any]:
+        """The row's own defaults, and the common ones where it is silent."""
+        critic = dict(CRITIC_DEFAULTS) if "critic" in self.needs else {}
+        if "gae_lambda" in self.defaults:
+            critic["critic_gae_lambda"] = self.defaults["gae_lambda"]
+        return {**COMMON_DEFAULTS, **critic, **self.defaults}
 
 
 _ROW_CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -149,10 +177,13 @@ KL_ESTIMATOR_OF_PLACEMENT = {"loss": "k3", "reward": "k1"}
 """What a placement other than the row's own is charged with: k1's gradient in a loss is 0 on average."""
 
 
+_NEED_OF_PARAMETER = {"groups": "groups", "baselines": "greedy_baseline", "values": "critic"}
+
+
 def advantage_needs(advantage: Callable[..., Tensor]) -> tuple[str, ...]:
-    """What an advantage function needs, read off its parameters: `groups` and `greedy_baseline`."""
+    """What an advantage function needs, read off its parameters: `groups`, `greedy_baseline` and `critic`."""
     parameters = _parameters(advantage)
-    return tuple(need for need, name in (("groups", "groups"), ("greedy_baseline", "baselines")) if name in parameters)
+    return tuple(need for name, need in _NEED_OF_PARAMETER.items() if name in parameters)
 
 
 def is_token_level(advantage: Callable[..., Tensor]) -> bool:
@@ -198,6 +229,15 @@ def component_name(function: Callable[..., Any]) -> str:
 
 
 _GROUP = _advantages.group_normalized_advantages
+_PPO = {
+    "epsilon": 0.2,
+    "gamma": 1.0,
+    "gae_lambda": 0.95,
+    "beta": 0.05,
+    "num_generations": 1,
+    "num_iterations": 4,
+    "value_clip_range": 0.2,
+}
 
 ALGORITHMS: dict[str, Algorithm] = {}
 """Key -> row. Read it freely; add to it with `register`."""
@@ -414,6 +454,46 @@ for _row in (
         },
         differs="the ratio is taken to the engine's own log-probs where it returns them; the bounds 0.3 and 5.0 are "
         "those of its single-rollout successor",
+    ),
+    Algorithm(
+        key="ppo",
+        title="PPO: proximal policy optimisation with a critic",
+        paper="1707.06347",
+        advantage=_critic_advantages.gae_advantages,
+        aggregation="token_mean",
+        kl_placement="reward",
+        kl_estimator="k1",
+        defaults=_PPO,
+        differs="the form usual in RLHF, with the numbers of TRL's former PPO: KL in the reward, whitened advantages, "
+        "clipped values; the paper's entropy bonus is entropy_coef, off",
+    ),
+    Algorithm(
+        key="dual_clip_ppo",
+        title="Dual-clip PPO: a bound on the ratio for negative advantages, too",
+        paper="1912.09729",
+        advantage=_critic_advantages.gae_advantages,
+        aggregation="token_mean",
+        kl_placement="reward",
+        kl_estimator="k1",
+        defaults={**_PPO, "delta": 3.0},
+        differs="all but delta as in ppo",
+    ),
+    Algorithm(
+        key="vapo",
+        title="VAPO: value-based augmented PPO, length-adaptive and decoupled GAE",
+        paper="2504.05118",
+        advantage=_critic_advantages.length_adaptive_gae_advantages,
+        aggregation="token_mean",
+        defaults={
+            "epsilon": 0.2,
+            "epsilon_high": 0.28,
+            "gamma": 1.0,
+            "length_adaptive_alpha": 0.05,
+            "critic_gae_lambda": 1.0,
+            "positive_nll_coef": 0.1,
+        },
+        differs="the paper samples 16 completions per prompt, trains the critic alone for 50 steps first "
+        "(critic_warmup_steps) and starts it from a reward model (critic_model_name_or_path); both are off",
     ),
 ):
     register(_row)

@@ -12,6 +12,7 @@ from trl_algos import _compat  # noqa: F401 - refuses another TRL
 from trl_algos.algorithms import advantage_estimators, advantage_settings, surrogate_settings, surrogates
 from trl_algos.errors import ConfigError
 from trl_algos.settings.combinations import doubts
+from trl_algos.settings.critic import critic_form, form_problems
 from trl_algos.settings.resolution import resolve
 from trl_algos.settings.trainer_checks import launched_processes, trainer_problems
 
@@ -71,6 +72,10 @@ class PolicyConfig(GRPOConfig):
     advantage_normalize: bool | None = _unset("Whether best_of_group divides by the group's std.")
     pass_k: int | None = _unset("k of Pass@k training; at most num_generations.")
     gamma: float | None = _unset("Discount per generated token of the return.")
+    gae_lambda: float | None = _unset(
+        "Lambda of generalised advantage estimates: 1 trusts rewards alone, 0 the critic one token ahead."
+    )
+    length_adaptive_alpha: float | None = _unset("VAPO: lambda is 1 - 1 / (this · generated tokens), at least 0.")
     epsilon: float | None = _unset("Lower clip range: ratios below 1 - epsilon (GMPO: log ratios below -epsilon).")
     epsilon_high: float | None = _unset(
         "Upper clip range: ratios above 1 + epsilon_high. Default: the algorithm's, or epsilon."
@@ -78,6 +83,37 @@ class PolicyConfig(GRPOConfig):
     delta: float | None = _unset("Dual clip: bound on the ratio where the advantage is negative (its paper's c).")
     sapo_temperature_pos: float | None = _unset("SAPO gate temperature for positive advantages.")
     sapo_temperature_neg: float | None = _unset("SAPO gate temperature for other advantages.")
+
+    # Critic; none of them is used by an advantage estimator without one
+    critic: str | None = _unset(
+        "adapter: a second LoRA adapter with a value head on the policy's own frozen model; separate: a model of its "
+        "own; shared: a value head on the policy itself. Default: adapter where LoRA is trained, else separate."
+    )
+    critic_model_name_or_path: str | None = _unset(
+        "Model that a separate critic starts from, such as a reward model. Default: the policy's."
+    )
+    critic_trunk_gradient: bool | None = _unset(
+        "Shared critic: whether its loss also trains the policy's weights, not the value head alone."
+    )
+    critic_gae_lambda: float | None = _unset(
+        "Lambda of the returns that the critic learns; 1 are the rewards to come. Default: gae_lambda."
+    )
+    vf_coef: float | None = _unset("Weight of the value loss beside the policy's.")
+    value_clip_range: float | None = _unset(
+        "How far a value may move from the one at sampling before its loss stops pulling; 0 for no limit."
+    )
+    bootstrap_truncated: bool | None = _unset(
+        "Whether a truncated completion goes on from the critic's value at its end, rather than ending with 0."
+    )
+    critic_learning_rate: float | None = _unset("Learning rate of the critic. Default: learning_rate.")
+    critic_max_grad_norm: float | None = _unset(
+        "Norm that the critic's gradient is clipped to, apart from the policy's. Default: max_grad_norm."
+    )
+    critic_warmup_steps: int | None = _unset("Optimizer steps at the start that train the critic alone.")
+    positive_nll_coef: float | None = _unset(
+        "VAPO: weight of the negative log-likelihood of completions with a reward above 0."
+    )
+    push_critic: bool | None = _unset("Push the critic to the Hub, too, beside the policy.")
 
     # KL
     beta: float = _unset("KL coefficient. With 0 no reference model is loaded.")
@@ -160,6 +196,23 @@ class PolicyConfig(GRPOConfig):
         """Settings of the surrogate: its keyword parameter -> value."""
         own = {f.name for f in fields(self)}
         return {name: getattr(self, name) for name in surrogate_settings(self.surrogate_function) if name in own}
+
+    def critic_form(self, uses_lora: bool) -> str:
+        """The critic's form, which may hang on how the policy is trained.
+
+        Args:
+            uses_lora: whether the policy trains a LoRA adapter.
+
+        Returns:
+            adapter, separate or shared.
+
+        Raises:
+            ConfigError: `critic` is adapter, and no LoRA is trained.
+        """
+        problems = list(form_problems(self.critic, uses_lora))
+        if problems:
+            raise ConfigError(problems)
+        return critic_form(self.critic, uses_lora)
 
 
 _FIELD_DEFAULTS = {f.name: f.default for f in fields(PolicyConfig)}

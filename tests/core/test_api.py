@@ -18,6 +18,8 @@ PUBLIC_FUNCTIONS = [
     "discounted_returns",
     "gae",
     "packed_gae",
+    "gae_advantages",
+    "length_adaptive_gae_advantages",
     "length_adaptive_lambda",
     "last_token_index",
     "group_normalized_advantages",

@@ -276,6 +276,44 @@ class TestGae:
             assert_close(with_gap[:, kept], without)
             assert (with_gap[:, 2:4] == 0).all()
 
+    def test_bootstrap_by_hand(self):
+        # gamma 0.5, lambda 0.5; the first row was cut off where the critic says 6, before a tool's answer.
+        # δ = 0 + 0.5 · 2 - 1 = 0, 4 + 0.5 · 6 - 2 = 5; A = 0.25 · 5, 5. Second row over: 4 - 2 = 2, 0.25 · 2.
+        rewards, values = f64([[0, 9, 4, 9]] * 2), f64([[1, 9, 2, 9]] * 2)
+        mask = torch.tensor([[1, 0, 1, 0]] * 2)
+        advantages, returns = gae(rewards, values, mask, 0.5, 0.5, f64([6, 0]))
+        assert_close(advantages, [[1.25, 0, 5, 0], [0.5, 0, 2, 0]])
+        assert_close(returns, [[2.25, 0, 7, 0], [1.5, 0, 4, 0]])
+
+    def test_bootstrap_is_the_value_of_one_more_place(self, batch):
+        """A row cut off is a longer one whose last place has the bootstrap for its value and nothing to learn."""
+        rewards, values, mask = batch
+        bootstrap = torch.linspace(-2, 3, 7, dtype=torch.float64)
+        zeros = torch.zeros(7, 1, dtype=torch.float64)
+        kept = mask.any(1, keepdim=True)
+        longer = gae(
+            torch.cat([rewards, bootstrap[:, None]], 1),
+            torch.cat([values, bootstrap[:, None]], 1),
+            torch.cat([mask, kept], 1),
+            0.9,
+            0.8,
+        )
+        for result, expected in zip(gae(rewards, values, mask, 0.9, 0.8, bootstrap), longer, strict=True):
+            assert_close(result, expected[:, :11])
+        for result, expected in zip(
+            gae(rewards, values, mask, 0.9, 0.8, zeros[:, 0]), gae(rewards, values, mask, 0.9, 0.8), strict=True
+        ):
+            assert torch.equal(result, expected)
+
+    def test_bootstrap_of_nan_surfaces_in_its_row_and_nowhere_in_an_empty_one(self, batch):
+        rewards, values, mask = batch
+        bootstrap = torch.zeros(7)
+        bootstrap[[0, 1]] = NAN
+        advantages, _ = gae(rewards, values, mask, 0.9, 0.8, bootstrap)
+        assert (advantages[0] == 0).all()
+        assert advantages[1].isnan().all()
+        assert advantages[2:].isfinite().all()
+
     def test_invariances(self, batch):
         rewards, values, mask = batch
         expected = gae(rewards, values, mask, 0.9, 0.8)
@@ -323,6 +361,8 @@ class TestGae:
             gae(ones, ones, ones, 1.0, -1)
         with pytest.raises(ValueError, match=r"`gae_lambda` must have shape \(2,\)"):
             gae(ones, ones, ones, 1.0, torch.ones(3))
+        with pytest.raises(ValueError, match=r"`bootstrap` must have shape \(2,\)"):
+            gae(ones, ones, ones, 1.0, 1.0, torch.ones(3))
 
 
 class TestPackedGae:

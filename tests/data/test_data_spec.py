@@ -68,6 +68,11 @@ def test_what_a_name_stands_for(name: str, kind: str) -> None:
     assert kind_of(name) == kind
 
 
+def test_a_name_too_long_for_a_path_is_no_folder() -> None:
+    assert kind_of("1" * 400) == "hub"
+    assert kind_of("1" * 400 + ".csv") == "file"
+
+
 def test_folders_are_told_apart_by_what_is_in_them() -> None:
     Dataset.from_list(PROMPTS).save_to_disk("saved")
     DatasetDict({"train": Dataset.from_list(PROMPTS)}).save_to_disk("splits")

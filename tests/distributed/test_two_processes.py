@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from worker import CASES, run
+from worker import CASES, WITH_LORA, run
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -44,8 +44,11 @@ def test_two_processes_train_like_one(case: str, ranks: list[dict[str, Any]], mo
     expected = run(case, model_folder, 1)
     assert expected["processes"] == 1
     start = dict(tiny.llama(seed=1).named_parameters())
-    moved = max(float((weight - start[name]).abs().max()) for name, weight in expected["weights"].items())
-    assert moved > 1e-3
+    changes = [
+        float((weight - start[name]).abs().max()) for name, weight in expected["weights"].items() if name in start
+    ]
+    assert case in WITH_LORA or max(changes) > 1e-3
+    assert expected["logs"][-2]["grad_norm"] > 0
     for rank in ranks:
         assert rank[case]["processes"] == 2
         for name, weight in rank[case]["weights"].items():

@@ -18,15 +18,19 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import tiny
 import torch
+from peft import LoraConfig
 
+from trl_algos.algorithms import ALGORITHMS
 from trl_algos.config import PolicyConfig
-from trl_algos.trainers import PolicyTrainer
+from trl_algos.trainers import PolicyTrainer, PPOTrainer
 
 ROWS = 6
 """Rows per micro-batch, over all processes: three on each of two, so that the middle group of two straddles them."""
 
 OFF_POLICY = {"num_iterations": 2}
 """The second step is a second pass over the first generation batch."""
+
+PPO = {"algorithm": "ppo", "epsilon": 0.02, "value_clip_range": 0.02, "critic_learning_rate": 0.05} | OFF_POLICY
 
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": "grpo", "num_generations": 2, "epsilon": 0.02} | OFF_POLICY,
@@ -59,7 +63,21 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo_masked_rank": {"algorithm": "grpo", "num_generations": 2} | OFF_POLICY,
     "dapo_masked_rank": {"algorithm": "dapo", "num_generations": 2} | OFF_POLICY,
     "reinforce_pp_masked_rank": {"algorithm": "reinforce_pp", "num_generations": 1} | OFF_POLICY,
+    "ppo_adapter": PPO | {"critic": "adapter", "learning_rate": 0.5},
+    "ppo_adapter_checkpointed": PPO | {"critic": "adapter", "learning_rate": 0.5, "gradient_checkpointing": True},
+    "ppo_separate": PPO | {"critic": "separate"},
+    "ppo_separate_lora": PPO | {"critic": "separate", "learning_rate": 0.5},
+    "ppo_shared": PPO | {"critic": "shared", "critic_trunk_gradient": True},
+    "ppo_accumulated": PPO
+    | {"critic": "separate", "gradient_accumulation_steps": 2, "num_iterations": 1}
+    | {"num_generations": 2},
+    "ppo_warm_up": PPO | {"critic": "separate", "critic_warmup_steps": 1, "max_grad_norm": 0.1},
+    "vapo": {"algorithm": "vapo", "critic": "separate", "num_generations": 2, "length_adaptive_alpha": 0.3}
+    | OFF_POLICY,
+    "ppo_masked_rank": PPO | {"critic": "separate"},
 }
+
+WITH_LORA = ("ppo_adapter", "ppo_adapter_checkpointed", "ppo_separate_lora")
 
 
 def completion(row: int, rows: int, masked_rank: bool) -> list[int]:
@@ -116,13 +134,16 @@ def run(case: str, folder: str, processes: int) -> dict[str, Any]:
     }
     policy = tiny.llama(seed=1)
     policy.config._name_or_path = folder  # where TRL takes the reference from, which has other weights
-    trainer = PolicyTrainer(
+    trainer_class = PPOTrainer if "critic" in ALGORITHMS[CASES[case]["algorithm"]].needs else PolicyTrainer
+    lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    trainer = trainer_class(
         policy,
         reward,
         PolicyConfig(**settings | CASES[case]),
         train_dataset=tiny.prompts(8),
         processing_class=tiny.tokenizer(),
         rollout_func=rollout_function(case.endswith("masked_rank")),
+        peft_config=lora if case in WITH_LORA else None,
     )
     trainer.train()
     return {

@@ -541,6 +541,7 @@ def test_lines_of_an_adapter() -> None:
         ({"deepspeed": {"zero_optimization": {"offload_param": {"device": "cpu"}}}}, "kept on the CPU"),
         ({"fsdp": True, "fsdp_config": {"cpu_offload": True}}, "kept on the CPU"),
         ({"fsdp": "full_shard offload"}, "kept on the CPU"),
+        ({"vf_coef": 0.1}, "the critic: where it is separate"),
     ],
 )
 def test_what_else_a_run_needs_is_said(settings: dict[str, Any], words: str) -> None:

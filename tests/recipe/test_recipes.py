@@ -176,6 +176,8 @@ def small_words(name: str, folder: Path) -> list[str]:
     words = ["train", str(FILES[name]), *SMALL, "--max_steps=2", "--logging_steps=1", "--save_steps=2"]
     words += [f"--model_name_or_path={folder}/model", f"--output_dir={folder}/{name}"]
     words += ["--per_device_train_batch_size=4"]
+    if "critic_warmup_steps" in settings(name):  # one of the two steps; the other is the policy's, at its full rate
+        words += ["--critic_warmup_steps=1", "--warmup_steps=0"]
     if name == "reasoning_gym":
         words += ['--dataset_parameters={"size": 70, "test_size": 4, "max_terms": 2}']
     else:
@@ -189,6 +191,8 @@ def short_trial(name: str, folder: Path) -> list[str]:
     words = trial_words(name)
     for option, value in (("--max_steps", "1"), ("--output_dir", f"{folder}/try_{name}")):
         words[words.index(option) + 1] = value
+    if "--critic_warmup_steps" in words:  # the one step would be one of the critic alone
+        words[words.index("--critic_warmup_steps") + 1] = "0"
     return [*words, "--held_out_prompts=4", "--plot=false"]
 
 

@@ -77,7 +77,7 @@ def test_the_parts_are_the_row_s(tmp_path: Path):
 
 def test_a_sample_per_prompt_where_the_algorithm_has_no_groups():
     alone = {key for key in ALGORITHMS if "\nnum_generations: 1\n" in starter_text(key, "recipe.yaml")}
-    assert alone == {"remax", "reinforce", "reinforce_pp"}
+    assert alone == {"remax", "reinforce", "reinforce_pp", "ppo", "dual_clip_ppo"}
     assert "\nnum_generations: 8\n" in starter_text("grpo", "recipe.yaml")
 
 

@@ -35,12 +35,19 @@ def rollout() -> Rollout:
         lengths=mask.sum(1),
         mask=mask,
         baselines=torch.full((ROWS,), 0.25),
+        values=torch.linspace(-1, 1, ROWS * WIDTH).view(ROWS, WIDTH),
     )
 
 
 def refused(advantage: str, surrogate: str, level: str) -> bool:
     """The combinations without a meaning, in words: no ratio to take a level of; no row advantage for a row ratio."""
-    per_token = advantage in ("discounted_returns", "reinforce_pp", "reinforce_pp_baseline")
+    per_token = advantage in (
+        "discounted_returns",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "gae",
+        "length_adaptive_gae",
+    )
     return (surrogate in ("reinforce", "gmpo") and level != "token") or (level == "sequence" and per_token)
 
 

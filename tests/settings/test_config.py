@@ -9,7 +9,7 @@ from torch import Tensor
 from trl import GRPOConfig
 
 from trl_algos import ALGORITHMS, Algorithm, ConfigError, PolicyConfig, register
-from trl_algos.algorithms import COMMON_DEFAULTS, advantage_estimators, surrogates
+from trl_algos.algorithms import COMMON_DEFAULTS, CRITIC_DEFAULTS, advantage_estimators, surrogates
 from trl_algos.core import AGGREGATIONS, KL_ESTIMATORS, RATIO_LEVELS, SurrogateTerms, group_centered_advantages
 
 BASE = {
@@ -51,6 +51,9 @@ def test_a_row_alone_gives_its_own_defaults(key: str):
         assert getattr(built, name) == getattr(row, name)
     assert built.kl_estimator == (None if row.kl_placement == "none" else row.kl_estimator)
     expected = {**COMMON_DEFAULTS, **row.defaults}
+    if "critic" in row.needs:
+        expected = {**CRITIC_DEFAULTS, "critic_gae_lambda": row.defaults.get("gae_lambda"), **expected}
+    assert expected == row.all_defaults
     if 0 < expected["overlong_buffer"] < 1:  # a share of max_completion_length, which is 512
         expected["overlong_buffer"] = round(512 * expected["overlong_buffer"])
     if not expected["overlong_buffer"]:
@@ -72,6 +75,18 @@ PAPERS = {
     "dis": {"epsilon": 0.3, "epsilon_high": 5.0, "vllm_importance_sampling_correction": False},
     "pass_at_k": {"pass_k": 4},
     "reinforce_pp": {"gamma": 1.0, "num_generations": 1, "beta": 0.01},
+    "ppo": {"epsilon": 0.2, "delta": None, "gamma": 1.0, "gae_lambda": 0.95, "critic_gae_lambda": 0.95, "beta": 0.05},
+    "dual_clip_ppo": {"epsilon": 0.2, "delta": 3.0, "gae_lambda": 0.95, "num_generations": 1, "num_iterations": 4},
+    "vapo": {
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "gae_lambda": None,
+        "length_adaptive_alpha": 0.05,
+        "critic_gae_lambda": 1.0,
+        "positive_nll_coef": 0.1,
+        "beta": 0.0,
+        "num_generations": 8,
+    },
 }
 
 
@@ -85,6 +100,7 @@ def test_defaults_by_number(key: str):
 def test_what_the_objective_does_not_use_is_none(key: str):
     built = config(algorithm=key)
     parameters = {"eps": "advantage_eps", "normalize": "advantage_normalize", "k": "pass_k", "gamma": "gamma"}
+    parameters |= {"gae_lambda": "gae_lambda", "alpha": "length_adaptive_alpha"}
     taken = {parameters[name] for name in built.advantage_arguments} | set(built.surrogate_arguments)
     every = {*parameters.values(), "epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg"}
     for name in every - taken:
@@ -98,6 +114,8 @@ def test_arguments_of_the_functions():
     assert config(algorithm="pass_at_k", pass_k=2).advantage_arguments == {"k": 2}
     assert config(algorithm="reinforce", gamma=0.9).advantage_arguments == {"gamma": 0.9}
     assert config(algorithm="rloo").surrogate_arguments == {}
+    assert config(algorithm="ppo", gae_lambda=0.9).advantage_arguments == {"gamma": 1.0, "gae_lambda": 0.9}
+    assert config(algorithm="vapo", gamma=0.9).advantage_arguments == {"gamma": 0.9, "alpha": 0.05}
 
 
 @pytest.mark.parametrize("key", ALGORITHMS)
@@ -249,7 +267,7 @@ def test_an_algorithm_with_a_group_baseline_refuses_groups_of_one(key: str):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
-@pytest.mark.parametrize("key", ["reinforce_pp", "remax", "reinforce"])
+@pytest.mark.parametrize("key", ["reinforce_pp", "remax", "reinforce", "ppo", "dual_clip_ppo"])
 def test_groups_of_one_where_the_baseline_is_another(key: str, batch_size: int):
     built = config(algorithm=key, per_device_train_batch_size=batch_size)
     assert built.num_generations == 1
@@ -260,7 +278,7 @@ def test_groups_of_one_where_the_baseline_is_another(key: str, batch_size: int):
 
 def test_the_remaining_estimators_take_groups_of_one():
     others = set(advantage_estimators()) - set(GROUP_ESTIMATORS)
-    assert others == {"greedy_baseline", "discounted_returns", "reinforce_pp"}
+    assert others == {"greedy_baseline", "discounted_returns", "reinforce_pp", "gae", "length_adaptive_gae"}
     for name in others:
         assert config(advantage_estimator=name, num_generations=1).num_generations == 1
 

@@ -21,6 +21,19 @@ def problems(processes: int = 1, **settings: Any) -> list[str]:
     return list(trainer_problems({**DEFAULTS, **settings}, processes))
 
 
+@pytest.mark.parametrize("value", ["full_shard auto_wrap", "shard_grad_op offload", "true", "", None])
+def test_words_of_fsdp_that_the_library_knows(value: str | None):
+    assert problems(fsdp=value) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"), [("fsdp", "full_shard 1e300", "1e300"), ("debug", "ovrflow", "ovrflow")]
+)
+def test_words_that_the_library_does_not_know(name: str, value: str, wrong: str):
+    (message,) = problems(**{name: value})
+    assert message.startswith(f"`{name}`: {wrong!r} is not one of ")
+
+
 def test_defaults_have_no_problem():
     assert problems() == []
 

@@ -1,5 +1,6 @@
 """How rows are split over micro-batches and generation batches changes nothing: one optimizer step, for every row of
-`ALGORITHMS`, against a step computed row by row without padding, masks or micro-batches.
+`ALGORITHMS` without a critic (`test_ppo_loss.py` has the others), against a step computed row by row without padding,
+masks or micro-batches.
 """
 
 import itertools
@@ -21,6 +22,7 @@ from trl_algos.algorithms import ALGORITHMS
 from trl_algos.config import PolicyConfig
 from trl_algos.trainers import PolicyTrainer
 
+WITHOUT_CRITIC = [key for key, row in ALGORITHMS.items() if "critic" not in row.needs]
 MAX_LENGTH, LEARNING_RATE = 24, 0.25
 UNSCORABLE_START = 39
 """First token of completions that the reward function cannot score."""
@@ -397,7 +399,7 @@ def test_the_rows_hold_every_special_case() -> None:
 
 @pytest.mark.parametrize(
     ("key", "split"),
-    [(key, split) for key in ALGORITHMS for split in SPLITS if split[0] * split[2] >= group_size(key)],
+    [(key, split) for key in WITHOUT_CRITIC for split in SPLITS if split[0] * split[2] >= group_size(key)],
     ids=str,
 )
 def test_one_step_however_split(key: str, split: tuple[int, int, int], model_folder: str) -> None:
@@ -416,7 +418,7 @@ def test_remax_with_groups_of_two(split: tuple[int, int, int], model_folder: str
 
 
 @pytest.mark.parametrize("arrangement", ["wider, groups backwards", "prompts shuffled"])
-@pytest.mark.parametrize("key", ALGORITHMS)
+@pytest.mark.parametrize("key", WITHOUT_CRITIC)
 def test_one_step_however_arranged(key: str, arrangement: str, model_folder: str) -> None:
     """Padding columns, the order inside groups and that of prompts."""
     size = group_size(key)
@@ -432,7 +434,7 @@ OFF_POLICY = {"dr_grpo": {"learning_rate": 3.0}, "cispo": {"epsilon_high": 0.2}}
 """Algorithm -> what it takes for ratios to reach the clip bound in the second step."""
 
 
-@pytest.mark.parametrize("key", ALGORITHMS)
+@pytest.mark.parametrize("key", WITHOUT_CRITIC)
 def test_two_passes_over_a_generation_however_split(key: str, model_folder: str) -> None:
     """The second step is off-policy: ratios, clipping and the KL to the reference differ from those of the first."""
     two_passes = {"num_iterations": 2, "max_steps": 2} | OFF_POLICY.get(key, {})
@@ -458,7 +460,7 @@ class Recording(PolicyTrainer):
         return super()._compute_loss(model, inputs)
 
 
-@pytest.mark.parametrize("key", ALGORITHMS)
+@pytest.mark.parametrize("key", WITHOUT_CRITIC)
 def test_a_generation_batch_of_two_optimizer_steps(key: str, model_folder: str) -> None:
     """Advantages come from all eight rows sampled, the divisor from the four rows of the step alone.
 
@@ -478,7 +480,7 @@ def test_a_generation_batch_of_two_optimizer_steps(key: str, model_folder: str) 
     assert_same_weights(weights, {name: p.detach() for name, p in policy.named_parameters()})
 
 
-@pytest.mark.parametrize("key", [key for key in ALGORITHMS if group_size(key) < 4])
+@pytest.mark.parametrize("key", [key for key in WITHOUT_CRITIC if group_size(key) < 4])
 def test_a_last_window_shorter_than_the_accumulation(key: str, model_folder: str) -> None:
     """One epoch of 12 rows: a step on the first eight, then one on the remaining four, divided by their own count."""
     size = group_size(key)
@@ -492,7 +494,7 @@ def test_a_last_window_shorter_than_the_accumulation(key: str, model_folder: str
     assert_same_weights(weights, {name: p.detach() for name, p in policy.named_parameters()})
 
 
-@pytest.mark.parametrize("key", ALGORITHMS)
+@pytest.mark.parametrize("key", WITHOUT_CRITIC)
 def test_nothing_but_truncated_completions(key: str, model_folder: str) -> None:
     """Loss 0, no NaN anywhere in the log, and the weights do not move at all."""
     cut = tiny.fixed_rollout({f"prompt {i}:": [[41 + 3 * j, 50, 60] for j in range(4)] for i in range(8)})
@@ -530,7 +532,7 @@ class TokenLosses(PolicyTrainer):
 
 
 @pytest.mark.parametrize("split", [(2, 4, 4), (2, 4, 1)], ids=str)
-@pytest.mark.parametrize("key", [key for key, row in ALGORITHMS.items() if row.aggregation == "token_mean"])
+@pytest.mark.parametrize("key", [key for key in WITHOUT_CRITIC if ALGORITHMS[key].aggregation == "token_mean"])
 def test_a_mean_over_tokens_spans_the_accumulation_window(
     key: str, split: tuple[int, int, int], model_folder: str
 ) -> None:

@@ -18,6 +18,7 @@ from trl_algos.core.advantages import (
     reinforce_pp_baseline_advantages,
 )
 from trl_algos.core.aggregation import AGGREGATIONS, aggregate_loss, aggregation_count
+from trl_algos.core.critic_advantages import gae_advantages, length_adaptive_gae_advantages
 from trl_algos.core.kl import KL_ESTIMATORS, AdaptiveKLController, FixedKLController, full_kl, kl_estimate
 from trl_algos.core.masked import masked_fill_zero, masked_mean, masked_sum, masked_var, masked_whiten
 from trl_algos.core.policy import METRIC_OVER_ROWS, PolicyLoss, policy_loss
@@ -64,6 +65,7 @@ __all__ = [
     "explained_variance",
     "full_kl",
     "gae",
+    "gae_advantages",
     "gpg_advantages",
     "greedy_baseline_advantages",
     "group_centered_advantages",
@@ -73,6 +75,7 @@ __all__ = [
     "kl_estimate",
     "last_token_index",
     "leave_one_out_advantages",
+    "length_adaptive_gae_advantages",
     "length_adaptive_lambda",
     "length_weighted_advantages",
     "log_ratio",

@@ -17,7 +17,7 @@ from trl_algos.core._checks import at_least_float32, check_matrix, check_rows, c
 from trl_algos.core._groups import ScoredGroups, scored_groups
 from trl_algos.core._torch import torch
 from trl_algos.core.masked import masked_fill_zero, masked_whiten
-from trl_algos.core.returns import discounted_returns, last_token_places
+from trl_algos.core.returns import discounted_returns, scored_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -252,8 +252,7 @@ def reinforce_pp_advantages(token_rewards: Tensor, mask: Tensor, gamma: float = 
     """
     check_matrix("token_rewards", token_rewards)
     check_same_shape(token_rewards=token_rewards, mask=mask)
-    missing = (last_token_places(mask) & token_rewards.isnan()).any(1)
-    kept = mask.bool() & ~missing[:, None]
+    kept = scored_places(token_rewards, mask)
     return masked_whiten(discounted_returns(token_rewards, kept, gamma), kept)
 
 

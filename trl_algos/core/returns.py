@@ -23,6 +23,12 @@ def last_token_places(mask: Tensor) -> Tensor:
     return kept & (remaining == 1)
 
 
+def scored_places(token_rewards: Tensor, mask: Tensor) -> Tensor:
+    """Places of `mask` in rows that have a score, (B, T) bool: a row without one has NaN on its last token."""
+    missing = (last_token_places(mask) & token_rewards.isnan()).any(1)
+    return mask.bool() & ~missing[:, None]
+
+
 def last_token_index(mask: Tensor) -> Tensor:
     """Column of the last 1 of each row, whichever side the padding is on.
 
@@ -103,12 +109,18 @@ def discounted_returns(token_rewards: Tensor, mask: Tensor, gamma: float) -> Ten
 
 
 def gae(
-    token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, gae_lambda: float | Tensor
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    gamma: float,
+    gae_lambda: float | Tensor,
+    bootstrap: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimates, and the returns that the critic learns.
 
-    Formula: A_t = δ_t + gamma · lambda · A_t', δ_t = r_t + gamma · V_t' - V_t, with t' the next place where the mask
-        is 1; V and A are 0 after the last one, where the episode is over. Returns: A_t + V_t.
+    Formula: G_t = A_t + V_t, A_t = δ_t + gamma · gae_lambda · A_t', δ_t = R_t + gamma · V_t' - V_t, t' the next
+        generated token; V and A are 0 after the last one, where the episode is over. If `bootstrap`: after the last
+        token of a truncated row V is the critic's value there.
     Source: Schulman et al. 2015, arXiv 1506.02438, eq. 16.
     Differs: masked places are skipped. One lambda per row where a tensor is given (VAPO).
 
@@ -118,6 +130,8 @@ def gae(
         mask: (B, T) bool or number, 1 = generated; may have gaps.
         gamma: discount in [0, 1].
         gae_lambda: in [0, 1], or (B,) of them.
+        bootstrap: (B,) float, the critic's value after the last 1 of each row, for responses that were cut off; 0
+            where the episode is over. None for 0 everywhere. Ignored in an empty row.
 
     Returns:
         Advantages and returns, each (B, T) float32 or wider, detached, not whitened; 0 at masked places.
@@ -136,7 +150,11 @@ def gae(
     baseline = masked_fill_zero(at_least_float32(values.detach()), mask)
     # The same recursion with decay 0 on the mask and 1 in a gap hands each place the value of the next kept one.
     upcoming = _backward_sums(baseline, 1.0 - mask.bool().to(baseline.dtype))
-    errors = masked_fill_zero(rewards + gamma * torch.nn.functional.pad(upcoming[:, 1:], (0, 1)) - baseline, mask)
+    following = torch.nn.functional.pad(upcoming[:, 1:], (0, 1))
+    if bootstrap is not None:
+        check_rows("bootstrap", bootstrap, mask.shape[0])
+        following = torch.where(last_token_places(mask), bootstrap.detach().to(following.dtype)[:, None], following)
+    errors = masked_fill_zero(rewards + gamma * following - baseline, mask)
     row_lambda = torch.as_tensor(gae_lambda, dtype=errors.dtype, device=errors.device).detach().reshape(-1, 1)
     decay = torch.where(mask.bool(), gamma * row_lambda, 1.0)
     advantages = masked_fill_zero(_backward_sums(errors, decay), mask)

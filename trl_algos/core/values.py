@@ -24,16 +24,16 @@ def value_loss(
 ) -> Tensor:
     """Squared error of the critic, with its step away from the old values clipped.
 
-    Formula: 0.5 · max((V - R)², (V_clip - R)²), V_clip = V_old + clamp(V - V_old, -clip_range, clip_range); without
-        `clip_range` 0.5 · (V - R)². Aggregated over the mask.
+    Formula: 0.5 · e, e = (V - G)². If `clip_range`: e is (V_clip - G)² where that is larger, V_clip = V_old +
+        clamp(V - V_old, -clip_range, clip_range).
     Source: Schulman et al. 2017, arXiv 1707.06347, eq. 9 (squared error); Engstrom et al. 2020, arXiv 2005.12729,
         section 3 (value clipping as PPO implementations do it).
-    Differs: the factor 0.5, so that the gradient is V - R; implementations are divided over it.
+    Differs: the factor 0.5, so that the gradient is V - G; implementations are divided over it.
 
     Args:
         values: (B, T) float, V of the critic in training, reward units, with gradient.
         old_values: (B, T) float, V when the batch was sampled; detached here.
-        returns: (B, T) float, R as `gae` gives them; detached here.
+        returns: (B, T) float, G as `gae` gives them; detached here.
         mask: (B, T) bool or number, 1 = trained on.
         clip_range: > 0, reward units (typically 0.2), or None for no clipping.
         aggregation: mode of `aggregate_loss`.

@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -37,9 +38,9 @@ def kind_of(name: str) -> Kind:
     if name in SOURCES or name.startswith(REASONING_PREFIX):
         return "task"
     path = local_path(name)
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike `is_dir`, false for a name too long to be one
         return "saved" if any((path / file).is_file() for file in ("state.json", "dataset_dict.json")) else "folder"
-    if path.is_file() or _looks_like_path(name):
+    if os.path.isfile(path) or _looks_like_path(name):
         return "file"
     return "builder" if name in _BUILDER_NAMES else "hub"
 
@@ -76,9 +77,9 @@ def _file_problems(key: str, name: str) -> list[str]:
     endings = ", ".join(BUILDERS)
     if "://" in name:
         return [f"`{key}`: {name!r} is an address; download the file, or list it in the `data_files` of `datasets`."]
-    if not path.is_file():
+    if not os.path.isfile(path):
         folder = path.parent
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             return [f"`{key}`: there is no file or folder {name!r}, since there is no folder {str(folder)!r}."]
         others = itertools.islice(folder.iterdir(), _COMPARED)
         hint = nearest(name, [str(Path(name).parent / other.name) for other in others])

@@ -148,6 +148,8 @@ def _also_not_counted(settings: Mapping[str, Any], sharding: Sharding) -> Iterat
         yield "vLLM in the same process (`vllm_gpu_memory_utilization`)"
     if settings.get("reward_model_name_or_path"):
         yield "the reward model"
+    if settings.get("vf_coef") is not None:
+        yield "the critic: where it is separate a model more with gradients and optimizer, else an adapter or a head"
     if settings.get("lora_target_parameters"):
         yield "LoRA on `lora_target_parameters`"
     if settings.get("use_dora"):

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trl_algos.algorithms import CORRECTION_MODE, advantage_estimators, surrogates
+from trl_algos.algorithms import CORRECTION_MODE, advantage_estimators, advantage_needs, surrogates
 
 Settings = Mapping[str, Any]
 """Resolved settings by the names of `PolicyConfig`'s fields."""
@@ -23,6 +23,16 @@ def surrogate_function(settings: Settings) -> Callable[..., Any]:
 def advantage_takes(settings: Settings, name: str) -> bool:
     """Whether the advantage function has a parameter of this name."""
     return name in inspect.signature(advantage_function(settings)).parameters
+
+
+def has_critic(settings: Settings) -> bool:
+    """Whether the advantage function needs a critic."""
+    return "critic" in advantage_needs(advantage_function(settings))
+
+
+def has_positive_nll(settings: Settings) -> bool:
+    """Whether the likelihood of completions with a reward is trained on."""
+    return has_critic(settings) and bool(settings["positive_nll_coef"])
 
 
 def kl_charged_to(settings: Settings) -> str:

@@ -9,6 +9,7 @@ from trl_algos.core.ratios import CORRECTION_MODES, RATIO_LEVELS, importance_log
 from trl_algos.core.returns import token_rewards
 from trl_algos.core.sampling import overlong_penalty
 from trl_algos.core.surrogates import SURROGATES, sapo
+from trl_algos.objective.critic import critic_sources, unused_critic_parts
 from trl_algos.objective.docstrings import case_of, docstring_section
 from trl_algos.objective.facts import (
     Settings,
@@ -40,7 +41,7 @@ def unused_text(settings: Settings) -> list[str]:
     idle = ratio_is_one(settings) and own
     kl, name = kl_charged_to(settings), settings["surrogate"]
     parts = (
-        ("critic", True, "the advantage is made from rewards alone"),
+        *unused_critic_parts(settings),
         ("reference model", kl == "none", "`beta` is 0"),
         ("adaptive KL coefficient", kl != "none" and settings["kl_controller"] == "fixed", "`kl_controller` is fixed"),
         (
@@ -121,6 +122,7 @@ def _sources(settings: Settings) -> dict[str, str]:
         f"surrogate {settings['surrogate']}": docstring_section(surrogate_function(settings), "Source"),
         f"ratio {level}": ratio if uses_ratio(settings) else "",
         f"aggregation {mode}": case_of(docstring_section(aggregate_loss, "Source"), mode, AGGREGATIONS),
+        **critic_sources(settings),
         **_kl_sources(settings),
     }
     if settings["overlong_buffer"]:

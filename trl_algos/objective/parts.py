@@ -20,6 +20,7 @@ from trl_algos.core.kl import KL_ESTIMATORS, AdaptiveKLController, full_kl, kl_e
 from trl_algos.core.ratios import CORRECTION_MODES, RATIO_LEVELS, importance_log_ratio, rollout_correction
 from trl_algos.core.returns import token_rewards
 from trl_algos.core.sampling import overlong_penalty
+from trl_algos.objective.critic import critic_lines, critic_terms
 from trl_algos.objective.docstrings import case_of, docstring_section, shown, with_numbers
 from trl_algos.objective.facts import (
     Settings,
@@ -27,7 +28,9 @@ from trl_algos.objective.facts import (
     advantage_takes,
     correction_mode,
     has_adaptive_entropy,
+    has_critic,
     has_entropy_bonus,
+    has_positive_nll,
     is_on_policy,
     kl_charged_to,
     ratio_is_one,
@@ -56,6 +59,7 @@ def objective_text(settings: Settings) -> list[str]:
         **_weights(settings),
         "KL": _kl(settings),
         "entropy": _entropy(settings),
+        **critic_lines(settings),
         "aggregation": _aggregation(settings),
         "gradient": _gradient(settings),
     }
@@ -68,7 +72,7 @@ def _objective(settings: Settings) -> str:
         text += f" + {_kl_coefficient(settings)} agg(KL)"
     if has_entropy_bonus(settings):
         text += f" - {_entropy_coefficient(settings)} H"
-    return f"{text}, minimised"
+    return f"{text}{critic_terms(settings)}, minimised"
 
 
 def _sampling(settings: Settings) -> str:
@@ -123,6 +127,8 @@ def _score(settings: Settings) -> list[str]:
 def _advantage(settings: Settings) -> str:
     function = advantage_function(settings)
     values = _values(function, advantage_settings(function), settings)
+    if advantage_takes(settings, "bootstrap"):
+        values["bootstrap"] = settings["bootstrap_truncated"]
     parts = [f"{settings['advantage_estimator']}: {with_numbers(_formula(function), values)}"]
     if "groups" in advantage_needs(function):
         parts.append(f"g = the {settings['num_generations']} completions of a prompt")
@@ -245,11 +251,14 @@ def _aggregation(settings: Settings) -> str:
 def _gradient(settings: Settings) -> str:
     place = kl_charged_to(settings)
     through = ["l", *(["KL"] if place == "loss" else []), *(["H"] if has_entropy_bonus(settings) else [])]
+    through += ["L_NLL"] if has_positive_nll(settings) else []
+    values = " and through V in L_V" if has_critic(settings) else ""
     constants = ["A with the KL in it" if place == "reward" else "A"]
     constants += ["π_old"] if uses_ratio(settings) else []
     constants += ["w"] if _weights(settings) else []
     constants += ["π_ref"] if place == "loss" else []
-    return f"through π in {', '.join(through)}; constant: {', '.join(constants)}"
+    constants += ["V_old", "G"] if has_critic(settings) else []
+    return f"through π in {', '.join(through)}{values}; constant: {', '.join(constants)}"
 
 
 def _formula(function: Callable[..., Any]) -> str:

@@ -114,9 +114,9 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         found = model_problems("model_name_or_path", name, BUNDLED_MODELS, trusted, quantized)
         yield from found
         yield from _lora_problems(values) if not found else ()
-    reward_model = values["reward_model_name_or_path"]
-    if reward_model is not None:
-        yield from model_problems("reward_model_name_or_path", reward_model, (), trust_remote_code=trusted)
+    for key in ("reward_model_name_or_path", "critic_model_name_or_path"):
+        if values[key] is not None:
+            yield from model_problems(key, values[key], (), trust_remote_code=trusted)
     if values["load_in_4bit"] and values["load_in_8bit"]:
         yield "`load_in_8bit`: true together with `load_in_4bit`; set one of them."
     for key in ("load_in_4bit", "load_in_8bit"):

@@ -17,6 +17,7 @@ from trl_algos.recipe import schema
 from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.file import Value, environment, read_files, read_words
 from trl_algos.recipe.unused import unused_problems
+from trl_algos.settings.critic import critic_form, form_problems, has_critic
 from trl_algos.settings.public import is_secret
 from trl_algos.settings.ranges import range_problems
 from trl_algos.settings.resolution import resolve
@@ -175,6 +176,7 @@ def _resolved(
     rest = {key: value for key, value in values.items() if key not in policy}
     problems += range_problems(rest, {key: setting.default for key, setting in schema.settings().items()})
     values |= rest | resolution.values
+    problems += form_problems(values["critic"], values["use_peft"])
     sources |= resolution.sources | _work_out(values, num_processes)
     sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
     return values, sources
@@ -191,6 +193,8 @@ def _work_out(values: dict[str, Any], num_processes: int) -> dict[str, str]:
         sources["output_dir"], values["output_dir"] = "default", "trainer_output"
     if values["bf16"] is None:
         sources["bf16"], values["bf16"] = "fp16", not values["fp16"]
+    if values["critic"] is None and has_critic(values):
+        sources["critic"], values["critic"] = "use_peft", critic_form(None, values["use_peft"])
     return {key: "default" if source == "default" else f"follows from `{source}`" for key, source in sources.items()}
 
 

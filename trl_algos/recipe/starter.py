@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from trl_algos.algorithms import ALGORITHMS, COMMON_DEFAULTS, Algorithm, component_name
+from trl_algos.algorithms import ALGORITHMS, CRITIC_DEFAULTS, Algorithm, component_name
 from trl_algos.errors import ConfigError
 from trl_algos.recipe import schema
 
@@ -97,7 +97,7 @@ def starter_text(key: str, file: str) -> str:
         file: name that the recipe will have.
     """
     row = ALGORITHMS[key]
-    generations = row.defaults.get("num_generations", COMMON_DEFAULTS["num_generations"])
+    generations = row.all_defaults["num_generations"]
     head = _HEAD.format(title=row.title, paper=row.paper, key=key, file=shlex.quote(file), generations=generations)
     lines = ["# What the algorithm sets by itself."]
     for name, value in _row_settings(row):
@@ -114,7 +114,11 @@ def _row_settings(row: Algorithm) -> Iterator[tuple[str, object]]:
     yield "kl_placement", row.kl_placement
     if row.kl_placement != "none":
         yield "kl_estimator", row.kl_estimator
-    yield from sorted((name, value) for name, value in row.defaults.items() if name != "num_generations")
+    own = {name: value for name, value in row.defaults.items() if name != "num_generations"}
+    if "critic" in row.needs:
+        yield "critic", "separate"  # as long as no LoRA is trained
+        own |= {name: row.all_defaults[name] for name in CRITIC_DEFAULTS if name != "push_critic"}
+    yield from sorted(own.items())
 
 
 def _commented(name: str, value: object) -> list[str]:

@@ -203,15 +203,22 @@ def _follows_from_algorithm(key: str, settings: list[Mapping[str, Any]]) -> bool
     if all(one.get("algorithm") == settings[0].get("algorithm") for one in settings):
         return False
     # Only here, because it loads torch.
-    from trl_algos.algorithms import ALGORITHMS, COMMON_DEFAULTS, SETTING_OF_PARAMETER, surrogate_settings, surrogates
+    from trl_algos.algorithms import (
+        ALGORITHMS,
+        COMMON_DEFAULTS,
+        SETTING_OF_PARAMETER,
+        surrogate_settings,
+        surrogates,
+    )
+    from trl_algos.settings.critic import CRITIC_SETTINGS
 
-    decided = {*_PARTS, *COMMON_DEFAULTS, *SETTING_OF_PARAMETER.values()}
+    decided = {*_PARTS, *COMMON_DEFAULTS, *CRITIC_SETTINGS, *SETTING_OF_PARAMETER.values()}
     decided.update(*map(surrogate_settings, surrogates().values()))
     values: dict[str, Any] = {}
     for one in settings:
         algorithm, value = str(one.get("algorithm")), one.get(key)
-        defaults = ALGORITHMS[algorithm].defaults if algorithm in ALGORITHMS else {}
-        usual = {**COMMON_DEFAULTS, **defaults}.get(key, value)
+        defaults = ALGORITHMS[algorithm].all_defaults if algorithm in ALGORITHMS else COMMON_DEFAULTS
+        usual = defaults.get(key, value)
         if key not in decided or value not in (usual, None) or values.setdefault(algorithm, value) != value:
             return False
     return True

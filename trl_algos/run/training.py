@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import get_peft_config, get_quantization_config
 
+from trl_algos.algorithms import advantage_needs
 from trl_algos.data.arithmetic_task import BUNDLED_MODELS
 from trl_algos.data.loading import column_names, load_data
 from trl_algos.errors import ConfigError
@@ -39,7 +40,7 @@ from trl_algos.run.plots import plot_run
 from trl_algos.run.progress import ProgressBar
 from trl_algos.settings.public import public_settings
 from trl_algos.settings.trainer_checks import launched_processes
-from trl_algos.trainers import PolicyTrainer
+from trl_algos.trainers import PolicyTrainer, PPOTrainer
 
 
 def train(recipe: Recipe) -> PolicyTrainer:
@@ -93,9 +94,13 @@ def _rewards(arguments: Arguments, columns: list[str] | None) -> list[Any]:
 
 def _trainer(arguments: Arguments, rewards: list[Any], train_dataset: Any, test_dataset: Any) -> PolicyTrainer:
     model, args = _model_path(arguments), arguments.policy
+    if args.critic_model_name_or_path:
+        key, name = "critic_model_name_or_path", args.critic_model_name_or_path
+        args.critic_model_name_or_path = _found_model(key, name, "main", args.trust_remote_code)
+    trainer_class = PPOTrainer if "critic" in advantage_needs(args.advantage_function) else PolicyTrainer
     is_new = not Path(args.output_dir).exists()
     try:
-        trainer = PolicyTrainer(
+        trainer = trainer_class(
             model=model,
             reward_funcs=rewards,
             args=args,

@@ -7,12 +7,10 @@ use is a problem: no setting is ever ignored. Nothing here needs torch or TRL, s
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from trl_algos.algorithms import (
     ALGORITHMS,
-    COMMON_DEFAULTS,
     KL_ESTIMATOR_OF_PLACEMENT,
     KL_PLACEMENTS,
     SETTING_OF_PARAMETER,
@@ -27,7 +25,9 @@ from trl_algos.algorithms import (
 from trl_algos.core import AGGREGATIONS, KL_ESTIMATORS, RATIO_LEVELS
 from trl_algos.errors import ConfigError, unknown_name
 from trl_algos.settings.combinations import combination_problems
+from trl_algos.settings.critic import has_critic, resolve_critic
 from trl_algos.settings.ranges import range_problems
+from trl_algos.settings.resolved import Resolution, of_row
 
 LOSS_TYPES: Mapping[str, str] = {
     "grpo": "aggregation: seq_mean_token_mean",
@@ -68,27 +68,6 @@ _COMMON = (
 """Settings that every objective has, and that no other setting switches off."""
 
 
-@dataclass
-class Resolution:
-    """All settings, resolved.
-
-    Args:
-        values: setting -> value.
-        sources: setting that was filled in -> where its value comes from, in words.
-        problems: what cannot run, one message each.
-    """
-
-    values: dict[str, Any]
-    sources: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def fill(self, name: str, value: Any, source: str) -> None:
-        """Set `name` where it was not set."""
-        if self.values.get(name) is None and value is not None:
-            self.values[name] = value
-            self.sources[name] = source
-
-
 def resolve(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Resolution:
     """All settings that follow from those given.
 
@@ -112,8 +91,9 @@ def resolve(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Resolution
     problems += _resolve_settings(resolution, row)
     problems += _resolve_kl(resolution, row)
     for name in _COMMON:
-        _fill_common(resolution, row, name)
+        resolution.fill_default(row, name)
     problems += _resolve_overlong(resolution, row)
+    problems += resolve_critic(resolution, row)
     problems += combination_problems(values)
     return resolution
 
@@ -140,7 +120,7 @@ def _resolve_components(resolution: Resolution, row: Algorithm) -> Iterator[str]
         "aggregation": row.aggregation,
     }
     for name, value in own.items():
-        resolution.fill(name, value, _of(row))
+        resolution.fill(name, value, of_row(row))
     for name, allowed in (
         ("advantage_estimator", advantage_estimators()),
         ("surrogate", surrogates()),
@@ -170,7 +150,8 @@ def _resolve_settings(resolution: Resolution, row: Algorithm) -> Iterator[str]:
             resolution.fill(name, default, source)
         elif not stated and values.get(name) is None:
             yield f"`{name}`: not set, but the {kind} {function.__name__} needs it and states no default."
-    yield from _strangers(values, {name for *_, name in wanted})
+    used = {name for *_, name in wanted} | ({"gamma"} if has_critic(values) else set())
+    yield from _strangers(values, used)
 
 
 def _strangers(values: Mapping[str, Any], used: set[str]) -> Iterator[str]:
@@ -189,17 +170,17 @@ def _resolve_kl(resolution: Resolution, row: Algorithm) -> Iterator[str]:
     """Fill the KL settings; without a coefficient there is no KL, and then no setting of it may be set."""
     values = resolution.values
     placed, beta_is_set = values["kl_placement"], values["beta"] is not None
-    resolution.fill("kl_placement", row.kl_placement, _of(row))
+    resolution.fill("kl_placement", row.kl_placement, of_row(row))
     if values["kl_placement"] == "none":
         if values["beta"]:
             yield f"`beta`: {values['beta']!r} is not charged anywhere: set `kl_placement` to loss or reward."
             values["beta"] = None
         resolution.fill("beta", 0.0, "no KL term")
     else:
-        _fill_common(resolution, row, "beta")
+        resolution.fill_default(row, "beta")
         if not values["beta"] and not beta_is_set and placed is not None:
             yield f"`kl_placement`: {placed!r} charges nothing: {row.key} has no `beta` of its own; set it."
-    _fill_common(resolution, row, "kl_controller")
+    resolution.fill_default(row, "kl_controller")
     if not values["beta"]:
         yield from _unused_kl_problems(values)
         if values["kl_placement"] != "none":
@@ -208,12 +189,12 @@ def _resolve_kl(resolution: Resolution, row: Algorithm) -> Iterator[str]:
         return
     yield from _kl_problems(values)
     if values["kl_placement"] == row.kl_placement and row.kl_estimator:
-        resolution.fill("kl_estimator", row.kl_estimator, _of(row))
+        resolution.fill("kl_estimator", row.kl_estimator, of_row(row))
     usual = KL_ESTIMATOR_OF_PLACEMENT[values["kl_placement"]]
     resolution.fill("kl_estimator", usual, f"usual for `kl_placement` {values['kl_placement']}")
     if values["kl_controller"] == "adaptive":
         for name in ("kl_target", "kl_horizon"):
-            _fill_common(resolution, row, name)
+            resolution.fill_default(row, name)
 
 
 def _unused_kl_problems(values: dict[str, Any]) -> Iterator[str]:
@@ -258,18 +239,7 @@ def _resolve_overlong(resolution: Resolution, row: Algorithm) -> Iterator[str]:
             f"`overlong_buffer`: {values['overlong_buffer']!r} tokens is more than `max_completion_length` ({limit})."
         )
     if buffer:
-        _fill_common(resolution, row, "overlong_penalty_factor")
+        resolution.fill_default(row, "overlong_penalty_factor")
     elif values["overlong_penalty_factor"] is not None:
         factor = values["overlong_penalty_factor"]
         yield f"`overlong_penalty_factor`: {factor!r} is not used: `overlong_buffer` is 0."
-
-
-def _fill_common(resolution: Resolution, row: Algorithm, name: str) -> None:
-    if name in row.defaults:
-        resolution.fill(name, row.defaults[name], _of(row))
-    else:
-        resolution.fill(name, COMMON_DEFAULTS[name], "common default")
-
-
-def _of(row: Algorithm) -> str:
-    return f"algorithm {row.key}"

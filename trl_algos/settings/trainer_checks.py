@@ -6,7 +6,6 @@ checks still run when a config is built.
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,14 +47,14 @@ ACCELERATOR = {
 }
 """Names in the block `accelerator_config`."""
 
-FSDP_WORDS = (
-    *("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard", "offload", "auto_wrap"),
-    *("true", "True", "false", "False", ""),
-)
-"""Words of the setting `fsdp`."""
-
-DEBUG_OPTIONS = ("underflow_overflow", "tpu_metrics_debug")
-"""Words of the setting `debug`."""
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "debug": ("underflow_overflow", "tpu_metrics_debug"),
+    "fsdp": (
+        *("true", "false", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"),
+        *("offload", "auto_wrap"),
+    ),
+}
+"""Settings that hold words with spaces between them -> the words that the library knows."""
 
 
 def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
@@ -68,9 +67,10 @@ def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
     for name, known in NAMES.items():
         if values[name] is not None and values[name] not in known:
             yield unknown_name(name, values[name], [word for word in known if isinstance(word, str)])
-    for word in values["debug"].split() if isinstance(values["debug"], str) else ():
-        if word not in DEBUG_OPTIONS:
-            yield unknown_name("debug", word, DEBUG_OPTIONS)
+    for name, words in WORDS.items():
+        for word in values[name].split() if isinstance(values[name], str) else ():
+            if word.lower() not in words:
+                yield unknown_name(name, word, words)
     yield from _precision_problems(values)
     yield from _schedule_problems(values)
     yield from _best_model_problems(values)
@@ -226,9 +226,6 @@ def _launch_problems(values: Values) -> Iterator[str]:
     unknown = set(values["accelerator_config"]) - ACCELERATOR if isinstance(values["accelerator_config"], dict) else ()
     for name in sorted(map(str, unknown)):
         yield f"`accelerator_config`: there is no {name!r} in it.{nearest(name, ACCELERATOR)}"
-    for word in re.split(r"[ ,]+", values["fsdp"].strip()) if isinstance(values["fsdp"], str) else ():
-        if word not in FSDP_WORDS:
-            yield unknown_name("fsdp", word, [w for w in FSDP_WORDS if w])
     if values["report_to"] is None:
         yield "`report_to`: null; write none for no tracker."
 

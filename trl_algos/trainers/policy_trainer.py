@@ -70,6 +70,8 @@ class PolicyTrainer(GRPOTrainer):
         TypeError: `args` is not a `PolicyConfig`.
     """
 
+    provides: ClassVar[tuple[str, ...]] = ()
+    """What an algorithm may need that a class must be made for: a critic."""
     _tag_names: ClassVar[list[str]] = ["trl", "trl-algos"]
     _name = "PolicyTrainer"
     _paper: ClassVar[dict[str, str]] = {}  # not TRL's paper: each algorithm has its own
@@ -88,6 +90,7 @@ class PolicyTrainer(GRPOTrainer):
             raise TypeError(f"`args` must be a trl_algos.PolicyConfig, but is a {type(args).__name__}.")
         self.algorithm = ALGORITHMS[args.algorithm]
         self.needs = advantage_needs(args.advantage_function)
+        self._check_class(str(args.advantage_estimator))
         if "greedy_baseline" in self.needs and kwargs.get("environment_factory") is not None:
             raise ValueError(
                 f"`environment_factory` cannot be combined with the advantage estimator {args.advantage_estimator!r}: "
@@ -122,6 +125,15 @@ class PolicyTrainer(GRPOTrainer):
         self._window_batches: list[Any] = []
         self._window: list[dict[str, Any]] = []
         self._rollouts: list[Rollout] = []
+
+    def _check_class(self, estimator: str) -> None:
+        """Refuse an algorithm that is another class's."""
+        if ("critic" in self.needs) != ("critic" in self.provides):
+            verb, other = ("needs", "PPOTrainer") if "critic" in self.needs else ("has no use for", "PolicyTrainer")
+            raise TypeError(
+                f"`advantage_estimator`: {estimator!r} {verb} a critic, so take trl_algos.{other} rather "
+                f"than {type(self).__name__}."
+            )
 
     def _standing(self) -> str:
         """Where the run stands, for the message of an error that ends it."""
@@ -173,32 +185,46 @@ class PolicyTrainer(GRPOTrainer):
         self._step = first_step
         if self._rollouts:
             rollout = concatenate(self._rollouts)
-            self._assign_advantages(rollout, generations)
+            self._assign_targets(rollout, generations)
             self._update_reward_kl(rollout)
         self._set_divisors(window)
         self._window = window
 
-    def _assign_advantages(self, rollout: Rollout, generations: list[list[dict[str, Any]]]) -> None:
-        """Write advantages into the buffered micro-batches; TRL has shuffled them, `rollout_row` tells rows apart."""
-        advantages = self._finished_advantages(rollout)
-        self._log_rollout(rollout, advantages)
+    def _assign_targets(self, rollout: Rollout, generations: list[list[dict[str, Any]]]) -> None:
+        """Write the targets into the buffered micro-batches; TRL has shuffled them, `rollout_row` tells rows apart."""
+        targets = self._logged_targets(rollout)
         sizes = [len(r) for r in self._rollouts]
-        for part, micro_batches in zip(advantages.split(sizes), generations, strict=True):
-            local = local_rows(self.accelerator, part)
-            for batch in micro_batches:
-                batch["advantages"] = at_width_of(batch, local[batch["rollout_row"]])
+        for name, target in targets.items():
+            for part, micro_batches in zip(target.split(sizes), generations, strict=True):
+                local = local_rows(self.accelerator, part)
+                for batch in micro_batches:
+                    batch[name] = at_width_of(batch, local[batch["rollout_row"]])
+
+    def _logged_targets(self, rollout: Rollout) -> dict[str, Tensor]:
+        targets = self.targets(rollout)
+        self._log_rollout(rollout, targets["advantages"])
+        return targets
+
+    def targets(self, rollout: Rollout) -> dict[str, Tensor]:
+        """What a loss compares a micro-batch with, by name: (N,) or (N, T), which end up in the micro-batches."""
+        return {"advantages": self._finished_advantages(rollout)}
 
     def _set_divisors(self, window: list[dict[str, Any]]) -> None:
-        """Give each micro-batch the divisor of its loss: the whole window's over all ranks, per rank.
+        """Give each micro-batch the divisors of its losses: the whole window's over all ranks, per rank.
 
         Gradients are averaged over ranks, hence the division by their number.
         """
-        counts = [
-            torch.stack([self._loss_count(loss_mask(batch)), loss_mask(batch).sum().float()]) for batch in window
-        ]
-        totals = self.accelerator.reduce(torch.stack(counts).sum(0), reduction="sum") / self.accelerator.num_processes
+        counts = [self.loss_counts(batch) for batch in window]
+        stacked = torch.stack([torch.stack(list(of_batch.values())) for of_batch in counts])
+        totals = self.accelerator.reduce(stacked.sum(0), reduction="sum") / self.accelerator.num_processes
+        totals = totals.clamp(min=torch.finfo(totals.dtype).tiny)
         for batch in window:
-            batch["loss_divisor"], batch["window_tokens"] = totals.clamp(min=torch.finfo(totals.dtype).tiny)
+            batch.update(zip(counts[0], totals, strict=True))
+
+    def loss_counts(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """What the losses of a micro-batch are divided by, 0-d each; summed over the window under these names."""
+        mask = loss_mask(batch)
+        return {"loss_divisor": self._loss_count(mask), "window_tokens": mask.sum().float()}
 
     def _loss_count(self, mask: Tensor) -> Tensor:
         return aggregation_count(mask, self.args.aggregation, max_length=self.max_completion_length)
@@ -262,11 +288,10 @@ class PolicyTrainer(GRPOTrainer):
             self._rollouts.append(rollout)
             output["rollout_row"] = torch.arange(len(inputs), device=rollout.scores.device)
         else:
-            advantages = self._finished_advantages(rollout)
-            self._log_rollout(rollout, advantages)
+            for name, target in self._logged_targets(rollout).items():
+                output[name] = at_width_of(output, local_rows(self.accelerator, target))
             if rollout.kl is not None:
                 self.append_metrics({"kl": masked_mean(rollout.kl, rollout.mask).item()})
-            output["advantages"] = at_width_of(output, local_rows(self.accelerator, advantages))
         return output
 
     def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
@@ -356,7 +381,7 @@ class PolicyTrainer(GRPOTrainer):
         scores = self.score(model, inputs)
         old_logps = behaviour_logps(self, inputs, scores.logps)
         entropy_mask = high_entropy_mask(self, scores.entropies, mask)
-        divisor = self._loss_divisor(inputs, mask)
+        divisor = self.divisor(inputs, "loss_divisor")
         policy = policy_loss(
             scores.logps,
             old_logps,
@@ -377,11 +402,17 @@ class PolicyTrainer(GRPOTrainer):
             loss = loss - entropy_bonus(self, inputs, scores.entropies, mask, entropy_mask)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * scores.aux_loss / self.accumulation_steps
+        for part in self.extra_losses(scores, inputs, mask):
+            loss = loss + part
         self._step_metrics[self._mode].loss("total_loss", loss)
         self._record(policy, scores, old_logps, kl, mask, inputs)
         return loss
 
-    def score(self, model: nn.Module, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
+    def extra_losses(self, scores: Scores, inputs: dict[str, Any], mask: Tensor) -> list[Tensor]:
+        """Losses of a micro-batch beside the policy's, 0-d each: the hook for what a subclass trains too."""
+        return []
+
+    def score(self, model: Any, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
         """Log-probs and entropies of the completion tokens, with the MoE loss or the logits where they are needed."""
         if self._kl_in == "loss" and self.args.kl_estimator == "full":
             return score_with_logits(self, model, inputs)
@@ -412,11 +443,11 @@ class PolicyTrainer(GRPOTrainer):
         # Trainer sets the attribute with the first step; a loss may be asked for before.
         return getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
 
-    def _loss_divisor(self, inputs: dict[str, Any], mask: Tensor) -> Tensor:
+    def divisor(self, inputs: dict[str, Any], name: str) -> Tensor:
         """The optimizer window's divisor; outside a window this micro-batch's, as if all were like it."""
-        if self.model.training and "loss_divisor" in inputs:
-            return inputs["loss_divisor"]
-        return self._loss_count(mask).clamp(min=1.0) * self.accumulation_steps
+        if self.model.training and name in inputs:
+            return inputs[name]
+        return self.loss_counts(inputs)[name].clamp(min=1.0) * self.accumulation_steps
 
     # Metrics and state
 
@@ -453,7 +484,9 @@ class PolicyTrainer(GRPOTrainer):
             return
         if not math.isfinite(total_loss):
             parts = ", ".join(
-                f"{name} {values[name]:.4g}" for name in ("policy_loss", "kl", "entropy") if name in values
+                f"{name} {values[name]:.4g}"
+                for name in ("policy_loss", "value/loss", "kl", "entropy")
+                if name in values
             )
             raise FloatingPointError(
                 f"The loss of step {self.state.global_step + 1} is {total_loss} ({parts}); the weights were not "

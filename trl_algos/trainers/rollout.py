@@ -17,12 +17,13 @@ from trl_algos.core import masked_sum, token_rewards
 
 
 class Scores(NamedTuple):
-    """One forward pass over a micro-batch: (B, T) log-probs and entropies, and what some settings add."""
+    """One forward pass over a micro-batch: (B, T) log-probs, entropies and, of a critic, values; (B, T, V) logits."""
 
     logps: Tensor
     entropies: Tensor
     aux_loss: Tensor | None = None
     logits: Tensor | None = None
+    values: Tensor | None = None
 
 
 def loss_mask(batch: dict[str, Any]) -> Tensor:
@@ -48,6 +49,9 @@ class Rollout:
         kl: (N, T) float32 KL(sampling policy || reference) in nats where it is charged to the reward, else None.
         kl_coef: coefficient of `kl`.
         baselines: (N,) float32, score of the greedy completion of the row's prompt, or None.
+        values: (N, T) float32, the critic's value before each token, in reward units, or None without a critic.
+        bootstrap: (N,) float32, the critic's value after the last token of a row that was cut off, 0 for the others;
+            None where being cut off counts as the end.
     """
 
     scores: Tensor
@@ -59,6 +63,8 @@ class Rollout:
     kl: Tensor | None = None
     kl_coef: float = 0.0
     baselines: Tensor | None = None
+    values: Tensor | None = None
+    bootstrap: Tensor | None = None
 
     @property
     def rewards(self) -> Tensor:
@@ -101,7 +107,7 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
             return None
         if name == "groups":
             parts = [part + start for part, start in zip(parts, starts, strict=False)]
-        if name in ("mask", "kl"):
+        if name in ("mask", "kl", "values"):
             parts = [F.pad(part, (0, width - part.shape[1])) for part in parts]
         return torch.cat(parts)
 

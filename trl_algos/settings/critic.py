@@ -1,0 +1,133 @@
+"""Settings of the critic: which follow from others, which cannot run, and which no objective without a critic uses."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trl_algos.algorithms import (
+    ALGORITHMS,
+    CRITIC_DEFAULTS,
+    CRITIC_FORMS,
+    Algorithm,
+    advantage_estimators,
+    advantage_needs,
+)
+from trl_algos.errors import unknown_name
+from trl_algos.settings.resolved import Resolution, of_row
+
+CRITIC_SETTINGS = (
+    "critic",
+    "critic_model_name_or_path",
+    "critic_trunk_gradient",
+    "critic_learning_rate",
+    "critic_max_grad_norm",
+    *(name for name in CRITIC_DEFAULTS if name != "gamma"),
+)
+"""Settings that only an objective with a critic has; `gamma` others have, too."""
+
+_FOLLOWS = {"critic_learning_rate": "learning_rate", "critic_max_grad_norm": "max_grad_norm"}
+"""Setting -> the one whose value it takes where it is not set."""
+
+
+def has_critic(values: Mapping[str, Any]) -> bool:
+    """Whether the advantage estimator in use needs a critic."""
+    return "critic" in advantage_needs(advantage_estimators()[values["advantage_estimator"]])
+
+
+def resolve_critic(resolution: Resolution, row: Algorithm) -> Iterator[str]:
+    """Fill the critic's settings, or name those that were set where there is no critic.
+
+    The form stays unset where it depends on whether LoRA is trained: see `critic_form`.
+
+    Args:
+        resolution: settings; the advantage estimator is known and valid.
+        row: the algorithm.
+    """
+    values = resolution.values
+    if not has_critic(values):
+        yield from _unused_problems(values)
+        return
+    if values["critic"] not in (*CRITIC_FORMS, None):
+        yield unknown_name("critic", values["critic"], CRITIC_FORMS)
+        values["critic"] = None
+    elif values["critic_model_name_or_path"] is not None:
+        resolution.fill("critic", "separate", "follows from `critic_model_name_or_path`")
+    if "critic_gae_lambda" in row.defaults:
+        resolution.fill("critic_gae_lambda", row.defaults["critic_gae_lambda"], of_row(row))
+    resolution.fill("critic_gae_lambda", values["gae_lambda"], "follows from `gae_lambda`")
+    for name in CRITIC_DEFAULTS:
+        resolution.fill_default(row, name, CRITIC_DEFAULTS)
+    for name, source in _FOLLOWS.items():
+        resolution.fill(name, values[source], f"follows from `{source}`")
+    if values["critic"] == "shared":
+        resolution.fill("critic_trunk_gradient", False, "common default")
+    yield from _problems(values)
+
+
+def critic_form(critic: str | None, uses_lora: bool) -> str:
+    """The critic's form: as set, or `adapter` where LoRA is trained, which then costs next to nothing.
+
+    Args:
+        critic: the setting; None where it was not set.
+        uses_lora: whether the policy trains a LoRA adapter.
+    """
+    return critic or ("adapter" if uses_lora else "separate")
+
+
+def form_problems(critic: str | None, uses_lora: bool) -> Iterator[str]:
+    """A message where the form does not fit how the policy is trained; arguments as of `critic_form`."""
+    if critic == "adapter" and not uses_lora:
+        yield (
+            "`critic`: adapter is a second LoRA adapter on the frozen model, but no LoRA is trained here; set "
+            "`use_peft` (in a script `peft_config`), or `critic` to separate or shared."
+        )
+
+
+def _unused_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    estimators = [name for name, function in advantage_estimators().items() if "critic" in advantage_needs(function)]
+    algorithms = [row.key for row in ALGORITHMS.values() if "critic" in row.needs]
+    for name in CRITIC_SETTINGS:
+        if values[name] is not None:
+            yield (
+                f"`{name}`: {values[name]!r} is not used: the advantage estimator {values['advantage_estimator']!r} "
+                f"has no critic. Those with one are {', '.join(estimators)}, as in {', '.join(algorithms)}."
+            )
+
+
+def _problems(values: Mapping[str, Any]) -> Iterator[str]:
+    form, path, steps = values["critic"], values["critic_model_name_or_path"], values["critic_warmup_steps"]
+    if path is not None and form != "separate":
+        yield f"`critic_model_name_or_path`: {path!r} is not used by `critic: {form}`; set `critic` to separate."
+    if values["critic_trunk_gradient"] is not None and form != "shared":
+        yield (
+            f"`critic_trunk_gradient`: {values['critic_trunk_gradient']!r} is used by `critic: shared` alone, which "
+            "has no weights of its own but the value head."
+        )
+    if values["bootstrap_truncated"] and values["mask_truncated_completions"]:
+        yield (
+            "`bootstrap_truncated`: true has nothing to go on from: `mask_truncated_completions` leaves truncated "
+            "completions out."
+        )
+    if 0 < values["max_steps"] <= steps:
+        yield (
+            f"`critic_warmup_steps`: {steps!r} leaves the policy untrained: `max_steps` is {values['max_steps']!r}, "
+            "and until the warm-up is over the critic alone learns."
+        )
+    for name in ("deepspeed", "fsdp"):
+        if values[name]:
+            yield f"`{name}`: is not supported with a critic yet; train on one GPU, or on several with DDP."
+    yield from _library_problems(values)
+
+
+def _library_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """Where a setting of transformers goes against one of the critic's."""
+    schedule, hub = (getattr(values[name], "value", values[name]) for name in ("lr_scheduler_type", "hub_strategy"))
+    if values["critic_warmup_steps"] and schedule in ("reduce_lr_on_plateau", "greedy"):
+        yield (
+            f"`lr_scheduler_type`: {schedule} has no course over the steps that could start after "
+            "`critic_warmup_steps`; take another one, or 0 steps."
+        )
+    if values["push_to_hub"] and not values["push_critic"] and hub in ("checkpoint", "all_checkpoints"):
+        yield (
+            f"`hub_strategy`: {hub} pushes whole checkpoints, the critic included; take every_save or end, or set "
+            "`push_critic`."
+        )

@@ -1,0 +1,99 @@
+"""Making a trainer's critic from its settings."""
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import is_peft_model
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from trl_algos.errors import ConfigError
+from trl_algos.trainers.critic.adapters import NAME, base_model, lora_config
+from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCritic, SharedCritic
+from trl_algos.trainers.critic.head import ValueHead
+
+if TYPE_CHECKING:
+    from trl_algos.trainers.ppo_trainer import PPOTrainer
+
+
+def make_critic(trainer: "PPOTrainer") -> Critic:
+    """The critic that the settings of `trainer` ask for, put into the module tree of its policy.
+
+    Raises:
+        ConfigError: the critic cannot be had, or not with this policy.
+    """
+    args, policy = trainer.args, trainer.model
+    base, device = base_model(policy), trainer.accelerator.device
+    # All processes have a random state of their own by now, and the critic must start alike on them.
+    with torch.random.fork_rng():
+        torch.manual_seed(args.seed)
+        head = ValueHead(base.config.get_text_config().hidden_size).to(device)
+        if trainer.critic_form == "shared":
+            return SharedCritic(base, head, bool(args.critic_trunk_gradient))
+        if trainer.critic_form == "adapter":
+            return AdapterCritic(policy, head, lora_config(policy))
+        return _separate(trainer, base, device)
+
+
+def _separate(trainer: "PPOTrainer", base: Any, device: torch.device) -> SeparateCritic:
+    args, policy = trainer.args, trainer.model
+    path = args.critic_model_name_or_path or base.config._name_or_path
+    if not path:
+        raise ConfigError(["`critic_model_name_or_path`: not set, and the policy was not loaded from anywhere."])
+    if getattr(base, "quantization_method", None) is not None:
+        raise ConfigError(["`critic`: 'separate' is not to be had with a quantised policy; take adapter or shared."])
+    kwargs: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
+    if not args.critic_model_name_or_path:
+        kwargs["revision"] = (args.model_init_kwargs or {}).get("revision") or "main"
+    try:
+        trunk, head = _loaded(path, base, kwargs)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError([f"`critic_model_name_or_path`: {path!r} cannot be loaded: {reason}"]) from error
+    _check_vocabulary(path, trunk, trainer.processing_class, kwargs)
+    _disable_dropout(trunk)
+    if is_peft_model(policy):
+        from peft import get_peft_model
+
+        config = copy.deepcopy(lora_config(policy))
+        config.task_type, config.base_model_name_or_path = None, path
+        trunk = get_peft_model(trunk, config, adapter_name=NAME)
+        # Reentrant checkpointing drops the gradient of a frozen model whose inputs need none.
+        trunk.enable_input_require_grads()
+    return SeparateCritic(base, trunk.to(device).train(), head.to(device))
+
+
+def _loaded(path: str, base: Any, kwargs: dict[str, Any]) -> tuple[Any, ValueHead]:
+    """Trunk and head; the head of a reward model goes on as the value head."""
+    config = AutoConfig.from_pretrained(path, **kwargs)
+    kwargs = kwargs | {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
+    head = ValueHead(config.get_text_config().hidden_size)
+    if not any("ForSequenceClassification" in name for name in config.architectures or ()) or config.num_labels != 1:
+        return AutoModel.from_pretrained(path, **kwargs), head
+    reward_model = AutoModelForSequenceClassification.from_pretrained(path, **kwargs)
+    with torch.no_grad():
+        head.weight.copy_(reward_model.score.weight)
+    return reward_model.base_model, head
+
+
+def _check_vocabulary(path: str, trunk: Any, tokenizer: Any, kwargs: dict[str, Any]) -> None:
+    key = f"`critic_model_name_or_path`: {path!r}"
+    known, needed = trunk.get_input_embeddings().num_embeddings, len(tokenizer)
+    if known < needed:
+        raise ConfigError([f"{key} knows {known} tokens, but the policy's tokenizer has {needed}."])
+    try:
+        own = AutoTokenizer.from_pretrained(path, **kwargs)
+    except (OSError, ValueError):  # a folder without one, such as a checkpoint of weights alone
+        return
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise ConfigError([f"{key} has another tokenizer than the policy: it would read other tokens."])
+
+
+def _disable_dropout(model: torch.nn.Module) -> None:
+    """Values at sampling and in training must agree."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout", "activation_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

@@ -1,0 +1,72 @@
+"""Values of a batch: in the forward pass that trains, and before it, when the batch was sampled."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trl_algos.trainers.rollout import loss_mask
+
+if TYPE_CHECKING:
+    from trl_algos.trainers.ppo_trainer import PPOTrainer
+
+
+class ValueRecorder:
+    """Stands in for a model where its forward is called, asks it for values too, and keeps them.
+
+    Args:
+        model: the policy, wrapped or not.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._values: list[Tensor] = []
+
+    def __call__(self, **inputs: Any) -> Any:
+        """The model's output."""
+        outputs, values = self._model(**inputs, with_values=True)
+        self._values.append(values)
+        return outputs
+
+    def before_tokens(self, width: int) -> Tensor:
+        """(B, `width`) values before each completion token, of all calls."""
+        return torch.cat(self._values)[:, -width - 1 : -1]
+
+
+def sampling_values(trainer: "PPOTrainer", output: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Values of this rank's generated rows, of the critic as it is now.
+
+    Returns:
+        (B, T) before each completion token, and (B,) after the last one, a tool's included; detached.
+    """
+    args, mask = trainer.args, output["completion_mask"]
+    rows = args.per_device_train_batch_size if trainer.model.training else args.per_device_eval_batch_size
+    input_ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+    attention_mask = torch.cat([output["prompt_mask"], mask], dim=1)
+    with torch.no_grad(), trainer.accelerator.autocast():
+        values = torch.cat(
+            [
+                trainer.model(input_ids=ids, attention_mask=kept, with_values="only")
+                for ids, kept in zip(input_ids.split(rows), attention_mask.split(rows), strict=True)
+            ]
+        )
+    values = values[:, -mask.shape[1] - 1 :]
+    return values[:, :-1], values.gather(1, mask.sum(1, keepdim=True)).squeeze(1)
+
+
+def cut_off(trainer: "PPOTrainer", output: dict[str, Any]) -> Tensor:
+    """(B,) bool, the rows whose last token does not end a completion, as TRL tells them."""
+    length = output["completion_mask"].sum(1, keepdim=True)
+    last = output["completion_ids"].gather(1, (length - 1).clamp(min=0))
+    ends = torch.tensor([*trainer.eos_token_ids, trainer._tokenizer.pad_token_id], device=last.device)
+    return ~torch.isin(last, ends).squeeze(1)
+
+
+def value_mask(inputs: dict[str, Any]) -> Tensor:
+    """(B, T) bool, the tokens that the critic learns from: trained on, and of a row with a score."""
+    return loss_mask(inputs).bool() & ~inputs["returns"].isnan()
+
+
+def positive_mask(inputs: dict[str, Any]) -> Tensor:
+    """(B, T) bool, the tokens trained on in rows with a reward above 0."""
+    return loss_mask(inputs).bool() & inputs["positive"].bool()[:, None]
