@@ -193,6 +193,7 @@ def test_the_schedule_of_the_policy_starts_after_the_warm_up(model_folder: str, 
 def test_gradients_are_clipped_apart(model_folder: str, tmp_path: Path) -> None:
     """With plain gradient descent a step is as long as its clipped gradient times the learning rate."""
     settings = {"optim": "sgd", "max_steps": 1, "max_grad_norm": 0.3, "critic_max_grad_norm": 0.001, "weight_decay": 0}
+    settings["vf_coef"] = 10  # so that both gradients would count in a common norm
     trainer = sampling_trainer("separate", model_folder, tmp_path, **settings)
     start = states(trainer)
     trainer.train()
