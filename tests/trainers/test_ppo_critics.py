@@ -98,6 +98,27 @@ def test_a_critic_of_another_size_can_be_taken(model_folder: str, tmp_path: Path
     assert made.state.log_history[0]["value/grad_norm"] > 0
 
 
+@pytest.mark.parametrize("targets", ["all-linear", r"model\.layers\.1\..*(q|up)_proj", ["layers.0.mlp.up_proj"]])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_separate_critic_has_lora_where_the_policy_has_it(
+    targets: Any, layers: int, model_folder: str, tmp_path: Path
+) -> None:
+    """However the layers were named; in another model in all layers of the same kind."""
+    path = {}
+    if layers != 2:
+        config = LlamaConfig.from_pretrained(model_folder, num_hidden_layers=layers)
+        LlamaModel(config).save_pretrained(tmp_path)
+        path = {"critic_model_name_or_path": str(tmp_path)}
+    config = LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM")
+    made = trainer(model_folder, rest={"peft_config": config}, critic="separate", **path)
+    names = [n for n, _ in made.model.named_parameters() if "lora_A" in n]
+    policys = {n.split("base_model.model.model.")[1].split(".lora")[0] for n in names if "default" in n}
+    critics = {n.split("trunk.base_model.model.")[1].split(".lora")[0] for n in names if "critic" in n}
+    assert policys
+    kinds = {n.split(".", 2)[2] for n in policys}
+    assert critics == (policys if layers == 2 else {f"layers.{i}.{kind}" for i in range(3) for kind in kinds})
+
+
 def test_dropout_of_the_critic_is_off(tmp_path: Path) -> None:
     tiny.gpt2(dropout=0.5).save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
