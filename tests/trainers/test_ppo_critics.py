@@ -13,9 +13,12 @@ from transformers import LlamaConfig, LlamaForSequenceClassification, LlamaModel
 
 from trl_algos import ConfigError, PolicyTrainer
 from trl_algos.config import PolicyConfig
-from trl_algos.trainers import PPOTrainer
+from trl_algos.trainers import PPOTrainer, ppo_trainer
 from trl_algos.trainers.critic.head import ValueHead
+from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction
+
+LORA = {"peft_config": lora()}
 
 
 def trainer(
@@ -63,16 +66,26 @@ def test_the_head_computes_in_float32_whatever_the_model_has() -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_it_starts_alike_whatever_random_numbers_were_drawn_before(name: str, model_folder: str) -> None:
+def test_it_starts_alike_whatever_random_numbers_were_drawn_before(
+    name: str, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On several processes the policy's random state differs by then; and the run's goes on undisturbed."""
     form, uses_lora, extra = FORMS[name]
-    made = []
-    for draws in (1, 5):
+    made, drawn = [], []
+    for seed in (1, 5):
+
+        def after_drawing(of: PPOTrainer, seed: int = seed) -> Any:
+            torch.manual_seed(seed)
+            critic = make_critic(of)
+            drawn.append(torch.rand(()))
+            return critic
+
+        monkeypatch.setattr(ppo_trainer, "make_critic", after_drawing)
         model = tiny.llama(seed=1)
         model.config._name_or_path = model_folder
-        rest = {"peft_config": lora()} if uses_lora else None
-        torch.manual_seed(draws)
-        made.append(trainer(model_folder, model=model, rest=rest, critic=form, **extra))
+        made.append(trainer(model_folder, model=model, rest=LORA if uses_lora else None, critic=form, **extra))
+        torch.manual_seed(seed)
+        assert drawn[-1].equal(torch.rand(()))
     for one, other in zip(*(t.critic.parameters() for t in made), strict=True):
         assert one.equal(other)
     assert made[0].critic.head.weight.dtype == torch.float32
