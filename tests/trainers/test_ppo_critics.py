@@ -13,9 +13,12 @@ from transformers import LlamaConfig, LlamaForSequenceClassification, LlamaModel
 
 from trl_algos import ConfigError, PolicyTrainer
 from trl_algos.config import PolicyConfig
-from trl_algos.trainers import PPOTrainer
+from trl_algos.trainers import PPOTrainer, ppo_trainer
 from trl_algos.trainers.critic.head import ValueHead
+from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction
+
+LORA = {"peft_config": lora()}
 
 
 def trainer(
@@ -63,16 +66,26 @@ def test_the_head_computes_in_float32_whatever_the_model_has() -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_it_starts_alike_whatever_random_numbers_were_drawn_before(name: str, model_folder: str) -> None:
+def test_it_starts_alike_whatever_random_numbers_were_drawn_before(
+    name: str, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On several processes the policy's random state differs by then; and the run's goes on undisturbed."""
     form, uses_lora, extra = FORMS[name]
-    made = []
-    for draws in (1, 5):
+    made, drawn = [], []
+    for seed in (1, 5):
+
+        def after_drawing(of: PPOTrainer, seed: int = seed) -> Any:
+            torch.manual_seed(seed)
+            critic = make_critic(of)
+            drawn.append(torch.rand(()))
+            return critic
+
+        monkeypatch.setattr(ppo_trainer, "make_critic", after_drawing)
         model = tiny.llama(seed=1)
         model.config._name_or_path = model_folder
-        rest = {"peft_config": lora()} if uses_lora else None
-        torch.manual_seed(draws)
-        made.append(trainer(model_folder, model=model, rest=rest, critic=form, **extra))
+        made.append(trainer(model_folder, model=model, rest=LORA if uses_lora else None, critic=form, **extra))
+        torch.manual_seed(seed)
+        assert drawn[-1].equal(torch.rand(()))
     for one, other in zip(*(t.critic.parameters() for t in made), strict=True):
         assert one.equal(other)
     assert made[0].critic.head.weight.dtype == torch.float32
@@ -96,6 +109,27 @@ def test_a_critic_of_another_size_can_be_taken(model_folder: str, tmp_path: Path
     made = trainer(model_folder, critic_model_name_or_path=str(tmp_path))
     made.train()
     assert made.state.log_history[0]["value/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("targets", ["all-linear", r"model\.layers\.1\..*(q|up)_proj", ["layers.0.mlp.up_proj"]])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_separate_critic_has_lora_where_the_policy_has_it(
+    targets: Any, layers: int, model_folder: str, tmp_path: Path
+) -> None:
+    """However the layers were named; in another model in all layers of the same kind."""
+    path = {}
+    if layers != 2:
+        config = LlamaConfig.from_pretrained(model_folder, num_hidden_layers=layers)
+        LlamaModel(config).save_pretrained(tmp_path)
+        path = {"critic_model_name_or_path": str(tmp_path)}
+    config = LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM")
+    made = trainer(model_folder, rest={"peft_config": config}, critic="separate", **path)
+    names = [n for n, _ in made.model.named_parameters() if "lora_A" in n]
+    policys = {n.split("base_model.model.model.")[1].split(".lora")[0] for n in names if "default" in n}
+    critics = {n.split("trunk.base_model.model.")[1].split(".lora")[0] for n in names if "critic" in n}
+    assert policys
+    kinds = {n.split(".", 2)[2] for n in policys}
+    assert critics == (policys if layers == 2 else {f"layers.{i}.{kind}" for i in range(3) for kind in kinds})
 
 
 def test_dropout_of_the_critic_is_off(tmp_path: Path) -> None:

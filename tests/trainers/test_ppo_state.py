@@ -129,6 +129,16 @@ def test_the_final_folder_holds_a_critic_with_equal_values_and_a_policy_without_
     assert values.std() > 0
 
 
+def test_what_an_earlier_critic_left_in_the_folder_is_not_read(model_folder: str, tmp_path: Path) -> None:
+    for name in ("adapter", "separate"):
+        trainer = sampling_trainer(name, model_folder, tmp_path, max_steps=1)
+        trainer.save_model(str(tmp_path))
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        values = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="only")
+        assert load_critic(tmp_path / "critic")(ids).equal(values)
+
+
 def test_a_critic_that_is_not_pushed_lies_where_the_hub_does_not_look(model_folder: str, tmp_path: Path) -> None:
     trainer = make_trainer("separate", model_folder)
     trainer.args.output_dir = str(tmp_path)
@@ -183,6 +193,7 @@ def test_the_schedule_of_the_policy_starts_after_the_warm_up(model_folder: str, 
 def test_gradients_are_clipped_apart(model_folder: str, tmp_path: Path) -> None:
     """With plain gradient descent a step is as long as its clipped gradient times the learning rate."""
     settings = {"optim": "sgd", "max_steps": 1, "max_grad_norm": 0.3, "critic_max_grad_norm": 0.001, "weight_decay": 0}
+    settings["vf_coef"] = 10  # so that both gradients would count in a common norm
     trainer = sampling_trainer("separate", model_folder, tmp_path, **settings)
     start = states(trainer)
     trainer.train()

@@ -1,6 +1,6 @@
 """A critic in a folder: what `save_critic` writes, a running one takes back, and `load_critic` reads alone.
 
-critic.json               form, dtype and base model
+critic.json               form, whether with LoRA, dtype and base model
 value_head.safetensors    weight and bias
 adapter/                  PEFT's files: form adapter, or separate with LoRA
 config.json, model*       transformers' files: form separate, trained whole
@@ -37,8 +37,13 @@ def save_critic(critic: Critic, folder: Path) -> None:
         _save_adapter(adapted, folder / ADAPTER_FOLDER)
     elif isinstance(critic, SeparateCritic):
         critic.trunk.save_pretrained(folder)
-    about = {"form": critic.form, "dtype": str(critic.base.dtype).removeprefix("torch.")}
-    (folder / ABOUT_FILE).write_text(json.dumps(about | {"base_model": _base_path(critic)}, indent=2) + "\n")
+    about = {
+        "form": critic.form,
+        "lora": adapted is not None,
+        "dtype": str(critic.base.dtype).removeprefix("torch."),
+        "base_model": _base_path(critic),
+    }
+    (folder / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
 
 
 def restore_critic(critic: Critic, folder: Path) -> None:
@@ -48,10 +53,11 @@ def restore_critic(critic: Critic, folder: Path) -> None:
         ConfigError: there are none, or they are those of another critic.
     """
     about = _about(folder, "`resume_from_checkpoint`")
-    if about["form"] != critic.form:
-        raise ConfigError([f"`critic`: {critic.form}, but {folder} holds one of the form {about['form']}."])
-    critic.head.load_state_dict(load_file(folder / HEAD_FILE))
     adapted = _adapted(critic)
+    if (about["form"], about["lora"]) != (critic.form, adapted is not None):
+        lora = "with LoRA" if about["lora"] else "without LoRA"
+        raise ConfigError([f"`critic`: {critic.form}, but {folder} holds one of the form {about['form']}, {lora}."])
+    critic.head.load_state_dict(load_file(folder / HEAD_FILE))
     if adapted is not None:
         _load_adapter(adapted, folder / ADAPTER_FOLDER)
     elif isinstance(critic, SeparateCritic):
@@ -97,7 +103,7 @@ def load_critic(folder: str | Path) -> LoadedCritic:
         trunk = _policy_trunk(folder.parent, dtype)
     elif about["form"] == "adapter":
         trunk = _adapted_model(AutoModelForCausalLM, about["base_model"], folder, dtype).get_base_model().base_model
-    elif (folder / ADAPTER_FOLDER).is_dir():
+    elif about["lora"]:
         trunk = _adapted_model(AutoModel, about["base_model"], folder, dtype)
     else:
         trunk = AutoModel.from_pretrained(folder, dtype=dtype)

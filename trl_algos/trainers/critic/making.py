@@ -1,6 +1,5 @@
 """Making a trainer's critic from its settings."""
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,7 +7,7 @@ from accelerate.utils import is_peft_model
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from trl_algos.errors import ConfigError
-from trl_algos.trainers.critic.adapters import NAME, base_model, lora_config
+from trl_algos.trainers.critic.adapters import NAME, adapter_layers, base_model, lora_config
 from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCritic, SharedCritic
 from trl_algos.trainers.critic.head import ValueHead
 
@@ -55,8 +54,10 @@ def _separate(trainer: "PPOTrainer", base: Any, device: torch.device) -> Separat
     if is_peft_model(policy):
         from peft import get_peft_model
 
-        config = copy.deepcopy(lora_config(policy))
+        config = lora_config(policy)
         config.task_type, config.base_model_name_or_path = None, path
+        config.target_modules = _targets(base, same=not args.critic_model_name_or_path)
+        config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
         trunk = get_peft_model(trunk, config, adapter_name=NAME)
         # Reentrant checkpointing drops the gradient of a frozen model whose inputs need none.
         trunk.enable_input_require_grads()
@@ -74,6 +75,13 @@ def _loaded(path: str, base: Any, kwargs: dict[str, Any]) -> tuple[Any, ValueHea
     with torch.no_grad():
         head.weight.copy_(reward_model.score.weight)
     return reward_model.base_model, head
+
+
+def _targets(base: Any, same: bool) -> set[str]:
+    """The layers that are adapted in `base`, by their names in its trunk; the last parts alone for another model."""
+    layers = set(adapter_layers(base))
+    names = {name for name, module in base.named_modules() if module in layers}
+    return {name.removeprefix(f"{base.base_model_prefix}.") if same else name.rpartition(".")[2] for name in names}
 
 
 def _check_vocabulary(path: str, trunk: Any, tokenizer: Any, kwargs: dict[str, Any]) -> None:
