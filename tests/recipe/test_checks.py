@@ -11,6 +11,7 @@ import yaml
 
 from trl_algos.data import bundled_model_path
 from trl_algos.errors import ConfigError
+from trl_algos.recipe import checks
 from trl_algos.recipe.arguments import build
 from trl_algos.recipe.checks import checked_recipe, data_spec, needs_test_split, summary
 from trl_algos.recipe.reading import read_recipe
@@ -30,6 +31,8 @@ SETTINGS: dict[str, Any] = {
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Problems of a good recipe with changes; None takes a key out."""
     monkeypatch.chdir(tmp_path)
+    # What is installed here is another matter, with a test of its own.
+    monkeypatch.setattr(checks, "_PACKAGES", {"use_vllm": checks._PACKAGES["use_vllm"]})
 
     def found(*words: str, processes: int | None = None, **changes: Any) -> list[str]:
         settings = {key: value for key, value in {**SETTINGS, **changes}.items() if value is not None}
@@ -96,6 +99,14 @@ def test_one_problem_with_its_place(found: Callable[..., list[str]], changes: di
 def test_what_every_recipe_needs(found: Callable[..., list[str]], missing: str, key: str) -> None:
     (message,) = found(**{missing: None})
     assert message.startswith(f"`{key}`: not set")
+
+
+def test_packages_that_are_not_installed(found: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    package = (bool, "no_such_module", "no-such-package")
+    monkeypatch.setattr(checks, "_PACKAGES", {"use_liger_kernel": package, "deepspeed": package})
+    (message,) = found(use_liger_kernel=True)
+    assert message.startswith(f"recipe.yaml:{line_of('use_liger_kernel')}: `use_liger_kernel`: True needs a package")
+    assert message.endswith("`pip install no-such-package`.")
 
 
 def test_both_quantisations_at_once(found: Callable[..., list[str]]) -> None:
