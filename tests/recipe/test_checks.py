@@ -132,6 +132,23 @@ def test_problems_of_every_kind_come_together(found: Callable[..., list[str]]) -
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"critic": "shared"}, True),
+        ({"use_peft": True}, True),  # whose critic is an adapter
+        ({"critic": "separate", "use_peft": True}, False),
+        ({}, False),  # a critic of its own
+    ],
+)
+def test_dropout_with_a_critic_on_the_policys_layers(
+    found: Callable[..., list[str]], settings: dict[str, Any], refused: bool
+) -> None:
+    messages = found(algorithm="ppo", overlong_buffer=None, disable_dropout=False, **settings)
+    assert [message.split("`")[1] for message in messages] == ["disable_dropout"] * refused
+    assert found(algorithm="ppo", overlong_buffer=None, **settings) == []
+
+
 def test_an_unknown_algorithm_hides_nothing(found: Callable[..., list[str]]) -> None:
     messages = found(algorithm="dappo", lora_r=0, num_generations=7, dataset_name="nowhere.jsonl", use_peft=True)
     assert [message.split("`")[1] for message in messages] == [

@@ -17,7 +17,7 @@ from trl_algos.recipe import schema
 from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.file import Value, environment, read_files, read_words
 from trl_algos.recipe.unused import unused_problems
-from trl_algos.settings.critic import critic_form, form_problems, has_critic
+from trl_algos.settings.critic import critic_form, dropout_problems, form_problems, has_critic
 from trl_algos.settings.public import is_secret
 from trl_algos.settings.ranges import range_problems
 from trl_algos.settings.resolution import resolve
@@ -177,6 +177,9 @@ def _resolved(
     problems += range_problems(rest, {key: setting.default for key, setting in schema.settings().items()})
     values |= rest | resolution.values
     problems += form_problems(values["critic"], values["use_peft"])
+    if has_critic(resolution.values):
+        form = critic_form(values["critic"], values["use_peft"])
+        problems += dropout_problems(form, resolution.values["disable_dropout"])
     sources |= resolution.sources | _work_out(values, num_processes)
     sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
     return values, sources

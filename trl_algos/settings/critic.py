@@ -82,6 +82,20 @@ def form_problems(critic: str | None, uses_lora: bool) -> Iterator[str]:
         )
 
 
+def dropout_problems(form: str, disable_dropout: bool) -> Iterator[str]:
+    """A message where dropout would come between the values at sampling and those in training.
+
+    Args:
+        form: one of `CRITIC_FORMS`, worked out.
+        disable_dropout: the setting of that name.
+    """
+    if not disable_dropout and form != "separate":
+        yield (
+            f"`disable_dropout`: false is not possible with `critic: {form}`, which reads the policy's layers: values "
+            "at sampling and in training would differ by it."
+        )
+
+
 def _unused_problems(values: Mapping[str, Any]) -> Iterator[str]:
     estimators = [name for name, function in advantage_estimators().items() if "critic" in advantage_needs(function)]
     algorithms = [row.key for row in ALGORITHMS.values() if "critic" in row.needs]

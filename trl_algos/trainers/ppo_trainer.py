@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trl_algos.config import PolicyConfig
 from trl_algos.core import gae, length_adaptive_lambda, masked_sum, value_loss
 from trl_algos.errors import ConfigError
+from trl_algos.settings.critic import dropout_problems
 from trl_algos.trainers.critic.files import restore_critic, save_critic
 from trl_algos.trainers.critic.forms import Critic
 from trl_algos.trainers.critic.making import make_critic
@@ -202,8 +203,4 @@ def _unsupported(trainer: PPOTrainer, kwargs: dict[str, Any]) -> Iterator[str]:
         yield "`critic`: not supported with models that read images."
     if kwargs.get("optimizers", (None, None)) != (None, None):
         yield "`optimizers`: cannot be given, since the critic's parameters belong into it; set `optim` instead."
-    if not args.disable_dropout and trainer.critic_form != "separate":
-        yield (
-            f"`disable_dropout`: false is not possible with `critic: {trainer.critic_form}`, which reads the policy's "
-            "layers: values at sampling and in training would differ by it."
-        )
+    yield from dropout_problems(trainer.critic_form, args.disable_dropout)
