@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trl_algos import ALGORITHMS, ConfigError, PolicyConfig
-from trl_algos.recipe.arguments import Arguments, build
+from trl_algos.recipe.arguments import Arguments, build, named
 from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.reading import read_recipe
 from trl_algos.recipe.run_arguments import RunArguments
@@ -721,3 +721,8 @@ def test_yaml_that_is_none_names_its_line(tmp_path: Path):
     (tmp_path / "recipe.yaml").write_text("a: 1\nb: [1\nc: 2\n")
     with pytest.raises(ConfigError, match=r"recipe\.yaml:3: is not valid YAML: "):
         read_recipe(f"{tmp_path}/recipe.yaml")
+
+
+def test_a_message_gets_the_key_that_it_speaks_of_in_front_once() -> None:
+    assert named("bad max_grad_norm") == "`max_grad_norm`: bad max_grad_norm"
+    assert named("`critic_max_grad_norm`: differs") == "`critic_max_grad_norm`: differs"

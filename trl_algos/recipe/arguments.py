@@ -55,6 +55,8 @@ def build(recipe: Recipe) -> Arguments:
 
 def named(message: str) -> str:
     """A message of another library, with the setting that it speaks of in front, as ours have it."""
+    if message.startswith("`"):  # one of ours
+        return message
     known = schema.settings()
     for word in re.findall(r"[a-z0-9_]+", message):
         if word in known and ("_" in word or word in ("tf32", "fp16", "bf16", "deepspeed", "fsdp", "debug", "optim")):
