@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
         {"core", "algorithms", "config", "_compat", "errors", "rewards", "settings"},
-        {"trl", "transformers", "accelerate", "torch", "peft", "safetensors"},
+        {"trl", "transformers", "accelerate", "torch", "peft", "safetensors", "deepspeed"},
     ),
     "data": ({"errors"}, {"datasets", "pyarrow", "reasoning_gym"}),
     "models": ({"errors"}, set()),

@@ -29,6 +29,7 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
     "_load_best_model": ("self",),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+    "_prepare_for_training": ("self", "max_steps", "train_dataloader", "resume_from_checkpoint"),
     "_prepare_inputs": ("self", "generation_batch"),
     "_save": ("self", "output_dir", "state_dict"),
     "_save_checkpoint": ("self", "model", "trial"),

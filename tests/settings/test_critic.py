@@ -171,10 +171,42 @@ def test_combinations_at_their_edges():
     assert config(algorithm="vapo", positive_nll_coef=0.0).positive_nll_coef == 0.0
 
 
-@pytest.mark.parametrize(("name", "value"), [("deepspeed", "zero3.json"), ("fsdp", "full_shard")])
-def test_sharded_training_is_refused(name: str, value: str):
-    message = recipe_problem("--algorithm", "ppo", f"--{name}", value)
-    assert message.startswith(f"`{name}`: is not supported with a critic yet")
+CLIPPED_APART = ("--max_grad_norm", "0.5", "--critic_max_grad_norm", "0.2")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--deepspeed", '{"zero_optimization": {"stage": 2}}', *CLIPPED_APART),
+            "`critic_max_grad_norm`: 0.2 differs from `max_grad_norm`, which is 0.5, but DeepSpeed clips",
+        ),
+        (("--fsdp", "true", "--fsdp_config", '{"version": 1}'), "`fsdp_config`: version 1 is not supported"),
+        (
+            ("--fsdp", "true", "--fsdp_config", '{"fsdp_state_dict_type": "SHARDED_STATE_DICT"}'),
+            "`fsdp_config`: state_dict_type must be FULL_STATE_DICT",
+        ),
+        (
+            ("--use_peft", "--fsdp", "true", "--fsdp_config", '{"activation_checkpointing": true}'),
+            "`fsdp_config`: activation_checkpointing would recompute the critic's layers with the policy's adapter",
+        ),
+    ],
+)
+def test_what_a_backend_cannot_do_with_a_critic(words: tuple[str, ...], message: str):
+    assert recipe_problem("--algorithm", "ppo", *words).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--deepspeed", '{"zero_optimization": {"stage": 3}}', "--max_grad_norm", "0.5"),
+        ("--fsdp", "true", *CLIPPED_APART),
+        ("--fsdp", "true", "--fsdp_config", '{"activation_checkpointing": true}'),
+        ("--critic", "shared", "--critic_trunk_gradient", "--fsdp", "full_shard"),
+    ],
+)
+def test_what_a_backend_can_do_with_a_critic(words: tuple[str, ...]):
+    read_recipe(None, ["--per_device_train_batch_size", "8", "--algorithm", "ppo", *words])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from trl_algos.trainers import PPOTrainer, ppo_trainer
 from trl_algos.trainers.critic.head import ValueHead
 from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction
+from trl_algos.trainers.critic.sharded import backend_problems
 
 LORA = {"peft_config": lora()}
 
@@ -276,6 +278,19 @@ def test_what_the_trainer_cannot_do_is_refused_at_once(model_folder: str) -> Non
         trainer(model_folder, rest={"optimizers": (optimizer, None)}, critic="shared", disable_dropout=False)
     keys = [problem.split(":")[0] for problem in error.value.problems]
     assert keys == ["`optimizers`", "`disable_dropout`"]
+
+
+def test_what_accelerates_own_config_asks_for_is_judged_too() -> None:
+    deepspeed = SimpleNamespace(deepspeed_config={"optimizer": {}, "zero_optimization": {"stage": 2}})
+    fsdp = SimpleNamespace(fsdp_version=1, activation_checkpointing=True, state_dict_type="SHARDED_STATE_DICT")
+    state = SimpleNamespace(deepspeed_plugin=deepspeed, fsdp_plugin=fsdp)
+    args = SimpleNamespace(max_grad_norm=1.0, critic_max_grad_norm=0.5)
+    made: Any = SimpleNamespace(accelerator=SimpleNamespace(state=state), args=args, critic_form="adapter")
+    made.is_deepspeed_enabled, made.is_fsdp_enabled = True, False
+    assert [problem.split(":")[0] for problem in backend_problems(made)] == ["`deepspeed`", "`critic_max_grad_norm`"]
+    made.is_deepspeed_enabled, made.is_fsdp_enabled = False, True
+    keys = [problem.split(" ")[1] for problem in backend_problems(made)]
+    assert keys == ["version", "state_dict_type", "activation_checkpointing"]
 
 
 def test_each_trainer_names_the_other(model_folder: str) -> None:

@@ -17,7 +17,7 @@ from trl_algos.recipe import schema
 from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.file import Value, environment, read_files, read_words
 from trl_algos.recipe.unused import unused_problems
-from trl_algos.settings.critic import critic_form, dropout_problems, form_problems, has_critic
+from trl_algos.settings.critic import critic_form, dropout_problems, form_problems, has_critic, sharding_problems
 from trl_algos.settings.public import is_secret
 from trl_algos.settings.ranges import range_problems
 from trl_algos.settings.resolution import resolve
@@ -180,6 +180,8 @@ def _resolved(
     if has_critic(resolution.values):
         form = critic_form(values["critic"], values["use_peft"])
         problems += dropout_problems(form, resolution.values["disable_dropout"])
+        if values["critic"] is None:  # else it has been judged
+            problems += sharding_problems(resolution.values, form)
     sources |= resolution.sources | _work_out(values, num_processes)
     sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
     return values, sources

@@ -24,6 +24,8 @@ CRITIC_SETTINGS = (
 )
 """Settings that only an objective with a critic has; `gamma` others have, too."""
 
+_FULL = "FULL_STATE_DICT"
+
 _FOLLOWS = {"critic_learning_rate": "learning_rate", "critic_max_grad_norm": "max_grad_norm"}
 """Setting -> the one whose value it takes where it is not set."""
 
@@ -96,6 +98,35 @@ def dropout_problems(form: str, disable_dropout: bool) -> Iterator[str]:
         )
 
 
+def joint_clipping_problems(max_grad_norm: float, critic_max_grad_norm: float) -> Iterator[str]:
+    """A message where policy and critic are to be clipped apart; arguments are the settings of these names."""
+    if critic_max_grad_norm != max_grad_norm:
+        yield (
+            f"`critic_max_grad_norm`: {critic_max_grad_norm!r} differs from `max_grad_norm`, which is "
+            f"{max_grad_norm!r}, but DeepSpeed clips policy and critic together; leave it out."
+        )
+
+
+def fsdp_problems(version: int, recomputes: bool, saves_shards: bool, form: str) -> Iterator[str]:
+    """A message for each thing that FSDP cannot do with a critic.
+
+    Args:
+        version: 1 or 2.
+        recomputes: whether FSDP itself is to checkpoint activations.
+        saves_shards: whether checkpoints are to hold what lies on each process.
+        form: one of `CRITIC_FORMS`, worked out.
+    """
+    if version != 2:
+        yield f"`fsdp_config`: version {version} is not supported with a critic; take version 2."
+    if saves_shards:
+        yield f"`fsdp_config`: state_dict_type must be {_FULL}; others leave the critic out of checkpoints with LoRA."
+    if recomputes and form == "adapter":
+        yield (
+            "`fsdp_config`: activation_checkpointing would recompute the critic's layers with the policy's adapter; "
+            "set `gradient_checkpointing` instead."
+        )
+
+
 def _unused_problems(values: Mapping[str, Any]) -> Iterator[str]:
     estimators = [name for name, function in advantage_estimators().items() if "critic" in advantage_needs(function)]
     algorithms = [row.key for row in ALGORITHMS.values() if "critic" in row.needs]
@@ -126,10 +157,23 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
             f"`critic_warmup_steps`: {steps!r} leaves the policy untrained: `max_steps` is {values['max_steps']!r}, "
             "and until the warm-up is over the critic alone learns."
         )
-    for name in ("deepspeed", "fsdp"):
-        if values[name]:
-            yield f"`{name}`: is not supported with a critic yet; train on one GPU, or on several with DDP."
+    if form is not None:
+        yield from sharding_problems(values, form)
     yield from _library_problems(values)
+
+
+def sharding_problems(values: Mapping[str, Any], form: str) -> Iterator[str]:
+    """A message for each thing that the backend of the settings cannot do with a critic of that form.
+
+    What stands in a file, and what accelerate's own config asks for, is for the trainer to judge.
+    """
+    if values["deepspeed"]:
+        yield from joint_clipping_problems(values["max_grad_norm"], values["critic_max_grad_norm"])
+    block = values["fsdp_config"] if values["fsdp"] and isinstance(values["fsdp_config"], Mapping) else {}
+    block = {str(key).removeprefix("fsdp_"): value for key, value in block.items()}
+    recomputes = str(block.get("activation_checkpointing", False)).lower() == "true"
+    version, saves_shards = int(block.get("version", 2)), block.get("state_dict_type", _FULL) != _FULL
+    yield from fsdp_problems(version, recomputes, saves_shards, form)
 
 
 def _library_problems(values: Mapping[str, Any]) -> Iterator[str]:

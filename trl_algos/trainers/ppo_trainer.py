@@ -5,7 +5,8 @@ serve both. What is added, in order: values when a batch is sampled (`_collect`)
 (`targets`), the value loss (`extra_losses`), a learning rate and clipping of its own, and its files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,12 +19,13 @@ from trl_algos.config import PolicyConfig
 from trl_algos.core import gae, length_adaptive_lambda, masked_sum, value_loss
 from trl_algos.errors import ConfigError
 from trl_algos.settings.critic import dropout_problems
-from trl_algos.trainers.critic.files import restore_critic, save_critic
+from trl_algos.trainers.critic.files import check_saved, restore_critic, save_critic
 from trl_algos.trainers.critic.forms import Critic
 from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction, value_metrics
 from trl_algos.trainers.critic.optimisation import clip, critic_groups, schedule_after_warmup, split_groups
 from trl_algos.trainers.critic.scoring import ValueRecorder, cut_off, positive_mask, sampling_values, value_mask
+from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
 from trl_algos.trainers.policy_trainer import PolicyTrainer
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
 
@@ -43,6 +45,7 @@ class PPOTrainer(PolicyTrainer):
 
     provides: ClassVar[tuple[str, ...]] = ("critic",)
     lr_scheduler: Any
+    _critic_loss: Tensor  # of the micro-batch at hand
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: PolicyConfig | None = None, **kwargs: Any) -> None:
         args = PolicyConfig(algorithm="ppo") if args is None else args
@@ -87,6 +90,13 @@ class PPOTrainer(PolicyTrainer):
 
     # Loss
 
+    def _open_window(self, batches: list[Any]) -> None:
+        step, warmup = self.state.global_step, self.args.critic_warmup_steps
+        self.critic.alone = step < warmup
+        if 0 < warmup == step:
+            forget_policy(self.optimizer)
+        super()._open_window(batches)
+
     def score(self, model: Any, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
         """Also the values, of a batch that has been valued before; one just sampled is valued in `_collect`."""
         if "old_values" not in inputs:
@@ -98,6 +108,10 @@ class PPOTrainer(PolicyTrainer):
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         loss = super()._compute_loss(model, inputs)
         self.critic.restore()  # before the backward pass: the reference may have been asked
+        if self.critic.alone and model.training:
+            # Weighted by 0 rather than left out: DDP and DeepSpeed wait for the gradient of every parameter.
+            loss = self._critic_loss + 0.0 * (loss - self._critic_loss)
+        del self._critic_loss  # and its graph
         return loss
 
     def loss_counts(self, batch: dict[str, Any]) -> dict[str, Tensor]:
@@ -115,7 +129,8 @@ class PPOTrainer(PolicyTrainer):
         loss = value_loss(*told, normalizer=self.divisor(inputs, "value_tokens"))
         metrics.loss("value/loss", loss)
         metrics.mean("value/clip_fraction", clip_fraction(*told), kept.sum())
-        losses = [self.args.vf_coef * loss]
+        self._critic_loss = self.args.vf_coef * loss
+        losses = [self._critic_loss]
         if "positive" in inputs:
             nll = -masked_sum(scores.logps, positive_mask(inputs)) / self.divisor(inputs, "positive_tokens")
             metrics.loss("policy/positive_nll", nll)
@@ -139,17 +154,17 @@ class PPOTrainer(PolicyTrainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        """Clip the gradients of policy and critic apart; the policy's norm. During the warm-up the policy has none."""
-        critic = self.critic.parameters()
-        own = {id(p) for p in critic}
-        policy = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
-        self.accelerator.unscale_gradients()
-        norm = clip(policy, self.args.max_grad_norm)
-        if self.state.global_step < self.args.critic_warmup_steps:
-            for parameter in policy:
-                parameter.grad = None  # not 0: that would let weight decay and momentum go on
-        values = {"value/grad_norm": clip(critic, self.args.critic_max_grad_norm).item()}
-        values["value/learning_rate"] = critic_groups(self.optimizer)[0]["lr"]
+        """Clip the gradients of policy and critic apart; the policy's norm, which is 0 during the critic's warm-up."""
+        values = {"value/learning_rate": critic_groups(self.optimizer)[0]["lr"]}
+        if self.is_deepspeed_enabled:  # which has clipped by now, both together, and has stepped
+            norm = super()._clip_grad_norm(model)
+        else:
+            critic = self.critic.parameters()
+            own = {id(p) for p in critic}
+            self.accelerator.unscale_gradients()
+            policy = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+            norm = clip(policy, self.args.max_grad_norm)
+            values["value/grad_norm"] = clip(critic, self.args.critic_max_grad_norm).item()
         self.append_metrics(values)
         return norm
 
@@ -165,26 +180,39 @@ class PPOTrainer(PolicyTrainer):
         return Path(folder) / ("_critic" if kept_back and Path(folder) == Path(self.args.output_dir) else "critic")
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        with self.critic.hidden():  # an engine is sent all tensors of the tree
+        # An engine is sent all tensors of the tree; without one a backend that shards looks for its modules there.
+        hides = self.use_vllm or not is_sharded(self)
+        with self.critic.hidden() if hides else nullcontext():
             return super()._generate(prompts)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         output_dir = output_dir or self.args.output_dir
         with self.critic.hidden():
+            if state_dict:  # a backend gathered it from the whole tree
+                names = self.model.state_dict().keys()
+                state_dict = {name: tensor for name, tensor in state_dict.items() if name in names}
             super()._save(output_dir, state_dict)
-        if self.args.should_save:
-            save_critic(self.critic, self.critic_folder(output_dir))
+        save_critic(self.critic, self.critic_folder(output_dir), self.args.should_save)
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        if resume_from_checkpoint is not None:
+            check_saved(self.critic, self.critic_folder(resume_from_checkpoint))
+        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with self.critic.hidden():
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        restore_critic(self.critic, self.critic_folder(resume_from_checkpoint))
-        self.critic.restore()
+        self._load_with_critic(resume_from_checkpoint, super()._load_from_checkpoint, resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        with self.critic.hidden():
-            super()._load_best_model()
-        restore_critic(self.critic, self.critic_folder(str(self.state.best_model_checkpoint)))
+        self._load_with_critic(self.state.best_model_checkpoint, super()._load_best_model)
+
+    def _load_with_critic(self, checkpoint: Any, load: Callable[..., None], *args: Any) -> None:
+        """`load` the policy, and the critic from its folder, unless a backend has both in its own files."""
+        if is_sharded(self):
+            load(*args)
+        else:
+            with self.critic.hidden():
+                load(*args)
+            restore_critic(self.critic, self.critic_folder(checkpoint))
         self.critic.restore()
 
 
@@ -197,8 +225,7 @@ def _present(values: Tensor | None) -> Tensor:
 def _unsupported(trainer: PPOTrainer, kwargs: dict[str, Any]) -> Iterator[str]:
     """A message for each thing that a trainer takes, but not one with a critic."""
     args = trainer.args
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        yield "`critic`: not supported with DeepSpeed or FSDP yet; train on one GPU, or on several with DDP."
+    yield from backend_problems(trainer)
     if trainer._is_vlm:
         yield "`critic`: not supported with models that read images."
     if kwargs.get("optimizers", (None, None)) != (None, None):

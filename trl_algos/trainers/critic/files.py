@@ -20,6 +20,7 @@ from trl_algos.errors import ConfigError
 from trl_algos.trainers.critic.adapters import NAME, base_model
 from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCritic
 from trl_algos.trainers.critic.head import ValueHead
+from trl_algos.trainers.critic.sharded import whole
 
 ABOUT_FILE = "critic.json"
 HEAD_FILE = "value_head.safetensors"
@@ -28,15 +29,24 @@ ADAPTER_FOLDER = "adapter"
 _ADAPTER_WEIGHTS, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
-def save_critic(critic: Critic, folder: Path) -> None:
-    """Write `critic` into `folder`; on one process only."""
+def save_critic(critic: Critic, folder: Path, writes: bool) -> None:
+    """Write `critic` into `folder`; to be called on all processes, which may hold shards of it.
+
+    Args:
+        critic: to be saved.
+        folder: is made where it is not there.
+        writes: whether this process writes.
+    """
+    adapted, head = _adapted(critic), whole(dict(critic.head.named_parameters()))
+    trunk = whole(_trunk_weights(critic, adapted))
+    if not writes:
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: p.detach().contiguous() for name, p in critic.head.named_parameters()}, folder / HEAD_FILE)
-    adapted = _adapted(critic)
+    save_file({name: weight.contiguous() for name, weight in head.items()}, folder / HEAD_FILE)
     if adapted is not None:
-        _save_adapter(adapted, folder / ADAPTER_FOLDER)
+        _save_adapter(adapted, trunk, folder / ADAPTER_FOLDER)
     elif isinstance(critic, SeparateCritic):
-        critic.trunk.save_pretrained(folder)
+        critic.trunk.save_pretrained(folder, state_dict=trunk)
     about = {
         "form": critic.form,
         "lora": adapted is not None,
@@ -52,17 +62,22 @@ def restore_critic(critic: Critic, folder: Path) -> None:
     Raises:
         ConfigError: there are none, or they are those of another critic.
     """
-    about = _about(folder, "`resume_from_checkpoint`")
+    check_saved(critic, folder)
     adapted = _adapted(critic)
-    if (about["form"], about["lora"]) != (critic.form, adapted is not None):
-        lora = "with LoRA" if about["lora"] else "without LoRA"
-        raise ConfigError([f"`critic`: {critic.form}, but {folder} holds one of the form {about['form']}, {lora}."])
     critic.head.load_state_dict(load_file(folder / HEAD_FILE))
     if adapted is not None:
         _load_adapter(adapted, folder / ADAPTER_FOLDER)
     elif isinstance(critic, SeparateCritic):
         saved = type(critic.trunk).from_pretrained(folder, dtype=critic.trunk.dtype)
         critic.trunk.load_state_dict(saved.state_dict())
+
+
+def check_saved(critic: Critic, folder: Path) -> None:
+    """Raise `ConfigError` unless `folder` holds a critic of the form of `critic`."""
+    about, has_lora = _about(folder, "`resume_from_checkpoint`"), _adapted(critic) is not None
+    if (about["form"], about["lora"]) != (critic.form, has_lora):
+        lora = "with LoRA" if about["lora"] else "without LoRA"
+        raise ConfigError([f"`critic`: {critic.form}, but {folder} holds one of the form {about['form']}, {lora}."])
 
 
 class LoadedCritic(nn.Module):
@@ -133,10 +148,16 @@ def _base_path(critic: Critic) -> str:
     return str(base_model(model).config._name_or_path)
 
 
-def _save_adapter(model: Any, folder: Path) -> None:
-    from peft import get_peft_model_state_dict
+def _trunk_weights(critic: Critic, adapted: Any) -> dict[str, Tensor]:
+    """What the critic's folder holds beside the head; the parameters themselves, which know of their shards."""
+    if adapted is not None:
+        from peft import get_peft_model_state_dict
 
-    weights = get_peft_model_state_dict(model, adapter_name=NAME)
+        return get_peft_model_state_dict(adapted, adapted.state_dict(keep_vars=True), adapter_name=NAME)
+    return critic.trunk.state_dict(keep_vars=True) if isinstance(critic, SeparateCritic) else {}
+
+
+def _save_adapter(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     save_file({name: w.contiguous() for name, w in weights.items()}, folder / _ADAPTER_WEIGHTS, {"format": "pt"})
     config = model.peft_config[NAME]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from trl_algos.trainers.critic.adapters import NAME, adapter_holders, adapter_layers, only_adapter, wrap_checkpointing
@@ -30,6 +31,8 @@ class Critic:
 
     def __init__(self, base: Any, module: nn.Module, head: ValueHead) -> None:
         self.base, self.module, self.head = base, module, head
+        self.alone = False  # True while the critic alone is trained, whose loss then reaches no layer of the policy
+        self._trained = trainable_places(module)
         setattr(base, self.module_name, module)
         policy_forward = base.forward
 
@@ -48,8 +51,14 @@ class Critic:
         return self.head(self._hidden(input_ids, attention_mask))
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that the critic's learning rate applies to."""
-        return [p for p in self.module.parameters() if p.requires_grad]
+        """All that the critic's learning rate applies to, as it is now: a backend may exchange parameters."""
+        return [getattr(module, name) for module, name in self._trained]
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Give all that is trained the precision `dtype`, before an optimizer or a backend knows it."""
+        for parameter in self.parameters():
+            if parameter.dtype != dtype:
+                parameter.data = parameter.data.to(dtype)
 
     def restore(self) -> None:
         """Undo what a pass of the reference, which switches PEFT's adapters, did to the critic."""
@@ -92,7 +101,8 @@ class SharedCritic(Critic):
             outputs = policy_forward(*args, **kwargs)
         finally:
             hook.remove()
-        return outputs, self.head(seen[-1] if self._trunk_gradient else seen[-1].detach())
+        reaches_trunk = self._trunk_gradient and not self.alone
+        return outputs, self.head(seen[-1] if reaches_trunk else seen[-1].detach())
 
 
 class AdapterCritic(Critic):
@@ -107,21 +117,18 @@ class AdapterCritic(Critic):
     form = "adapter"
 
     def __init__(self, policy: Any, head: ValueHead, config: Any) -> None:
-        before = {id(p) for p in policy.parameters()}
+        before = set(policy.parameters())
         policy.add_adapter(NAME, config)
-        self._adapter = [p for p in policy.parameters() if id(p) not in before]
+        adapter = [(module, name) for module, name in places(policy) if getattr(module, name) not in before]
         super().__init__(policy.get_base_model(), head, head)
+        self._trained = [*adapter, *self._trained]
         self.policy, self._layers, self._entered = policy, adapter_layers(self.base), False
         wrap_checkpointing(self.base, self._remembering)
         self.restore()
 
-    def parameters(self) -> list[nn.Parameter]:
-        """The adapter's and the head's."""
-        return [*self._adapter, *self.head.parameters()]
-
     def restore(self) -> None:
         """PEFT leaves every adapter but the active one without gradient."""
-        for parameter in self._adapter:
+        for parameter in self.parameters():
             parameter.requires_grad_(True)
 
     @contextmanager
@@ -179,21 +186,26 @@ class SeparateCritic(Critic):
     def __init__(self, base: Any, trunk: Any, head: ValueHead) -> None:
         super().__init__(base, nn.ModuleDict({"trunk": trunk, "value_head": head}), head)
         self.trunk, self._layers = trunk, adapter_layers(trunk)
-        self._trained = super().parameters()
-
-    def parameters(self) -> list[nn.Parameter]:
-        """The head's, and those of the trunk that are not frozen."""
-        return self._trained
 
     def restore(self) -> None:
         """PEFT walks over all adapters of the tree, those of the critic included."""
         for layer in self._layers:
             layer._active_adapter, layer._disable_adapters = [NAME], False
-        for parameter in self._trained:
+        for parameter in self.parameters():
             parameter.requires_grad_(True)
 
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return _last_hidden(self.trunk, input_ids, attention_mask)
+
+
+def places(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Each parameter of `model` as the module that holds it and its name there."""
+    return [(module, name) for module in model.modules() for name, _ in module.named_parameters(recurse=False)]
+
+
+def trainable_places(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """The `places` of what is not frozen."""
+    return [(module, name) for module, name in places(model) if getattr(module, name).requires_grad]
 
 
 def _last_hidden(trunk: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -23,4 +23,7 @@ class ValueHead(nn.Linear):
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., width) hidden states to (...) values."""
         with torch.autocast(hidden.device.type, enabled=False):
-            return F.linear(hidden.to(self.weight), self.weight, self.bias).squeeze(-1)
+            weight = self.weight.to(
+                torch.promote_types(self.weight.dtype, torch.float32)
+            )  # sharded, it may be narrower
+            return F.linear(hidden.to(weight), weight, self.bias.to(weight)).squeeze(-1)

@@ -10,6 +10,7 @@ from trl_algos.errors import ConfigError
 from trl_algos.trainers.critic.adapters import NAME, adapter_layers, base_model, lora_config
 from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCritic, SharedCritic
 from trl_algos.trainers.critic.head import ValueHead
+from trl_algos.trainers.critic.sharded import fit_to_backend, loading_like_policy, whole
 
 if TYPE_CHECKING:
     from trl_algos.trainers.ppo_trainer import PPOTrainer
@@ -27,11 +28,15 @@ def make_critic(trainer: "PPOTrainer") -> Critic:
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
         head = ValueHead(base.config.get_text_config().hidden_size).to(device)
+        critic: Critic
         if trainer.critic_form == "shared":
-            return SharedCritic(base, head, bool(args.critic_trunk_gradient))
-        if trainer.critic_form == "adapter":
-            return AdapterCritic(policy, head, lora_config(policy))
-        return _separate(trainer, base, device)
+            critic = SharedCritic(base, head, bool(args.critic_trunk_gradient))
+        elif trainer.critic_form == "adapter":
+            critic = AdapterCritic(policy, head, lora_config(policy))
+        else:
+            critic = _separate(trainer, base, device)
+    fit_to_backend(trainer, critic)
+    return critic
 
 
 def _separate(trainer: "PPOTrainer", base: Any, device: torch.device) -> SeparateCritic:
@@ -45,7 +50,8 @@ def _separate(trainer: "PPOTrainer", base: Any, device: torch.device) -> Separat
     if not args.critic_model_name_or_path:
         kwargs["revision"] = (args.model_init_kwargs or {}).get("revision") or "main"
     try:
-        trunk, head = _loaded(path, base, kwargs)
+        with loading_like_policy(trainer):
+            trunk, head = _loaded(path, base, kwargs)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError([f"`critic_model_name_or_path`: {path!r} cannot be loaded: {reason}"]) from error
@@ -73,7 +79,7 @@ def _loaded(path: str, base: Any, kwargs: dict[str, Any]) -> tuple[Any, ValueHea
         return AutoModel.from_pretrained(path, **kwargs), head
     reward_model = AutoModelForSequenceClassification.from_pretrained(path, **kwargs)
     with torch.no_grad():
-        head.weight.copy_(reward_model.score.weight)
+        head.weight.copy_(whole({"weight": reward_model.score.weight})["weight"])
     return reward_model.base_model, head
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
@@ -15,7 +16,7 @@ ROLE = "role"
 
 
 def split_groups(optimizer: torch.optim.Optimizer, critic: Iterable[nn.Parameter], learning_rate: float) -> None:
-    """Take the parameters in `critic` out of the groups of `optimizer`, into groups of their own."""
+    """Take the parameters in `critic` out of the groups of `optimizer`, into groups of their own; none stays empty."""
     own = {id(p) for p in critic}
     for group in list(optimizer.param_groups):
         mine = [p for p in group["params"] if id(p) in own]
@@ -23,6 +24,7 @@ def split_groups(optimizer: torch.optim.Optimizer, critic: Iterable[nn.Parameter
         if mine:
             settings = {key: value for key, value in group.items() if key != "params"}
             optimizer.add_param_group({**settings, "params": mine, "lr": learning_rate, ROLE: "critic"})
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
 
 def critic_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -61,5 +63,6 @@ def _factor(args: PolicyConfig, steps: int) -> Callable[[int], float]:
 
 
 def clip(parameters: Iterable[nn.Parameter], limit: float | None) -> torch.Tensor:
-    """Norm of the gradients before they are scaled down to `limit`; 0 and None set no limit."""
-    return nn.utils.clip_grad_norm_(parameters, limit or torch.inf)
+    """Norm of the gradients before they are scaled down to `limit`; 0 and None set no limit. Shards may lie apart."""
+    norm = nn.utils.clip_grad_norm_(parameters, limit or torch.inf)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
