@@ -111,9 +111,17 @@ def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) ->
     return [sum(ids) % 7 / 3 for ids in completion_ids]
 
 
-def run(case: str, folder: str, processes: int) -> dict[str, Any]:
-    """Weights, logs and number of processes after a few optimizer steps, `ROWS` rows in every micro-batch."""
-    settings = {
+def make_trainer(case: dict[str, Any], folder: str, processes: int, **settings: Any) -> PolicyTrainer:
+    """A trainer of a few optimizer steps, `ROWS` rows in every micro-batch.
+
+    Args:
+        case: settings, and under names that are none: `lora`, whether the policy is `half` as precise (bfloat16), and
+            whether the rollout has a `masked_rank` or is one that the model `generates`.
+        folder: of the tiny model.
+        processes: that train together.
+        **settings: win over the case's.
+    """
+    base = {
         "output_dir": f"{folder}/unused",
         "use_cpu": True,
         "bf16": False,
@@ -132,19 +140,28 @@ def run(case: str, folder: str, processes: int) -> dict[str, Any]:
         "lr_scheduler_type": "constant",
         "max_grad_norm": 0.0,
     }
-    policy = tiny.llama(seed=1)
+    settings = base | case | settings
+    uses_lora, masked_rank = settings.pop("lora", False), settings.pop("masked_rank", False)
+    generates, half = settings.pop("generates", False), settings.pop("half", False)
+    policy = tiny.llama(seed=1).to(torch.bfloat16 if half else torch.float32)
     policy.config._name_or_path = folder  # where TRL takes the reference from, which has other weights
-    trainer_class = PPOTrainer if "critic" in ALGORITHMS[CASES[case]["algorithm"]].needs else PolicyTrainer
+    trainer_class = PPOTrainer if "critic" in ALGORITHMS[settings["algorithm"]].needs else PolicyTrainer
     lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    trainer = trainer_class(
+    return trainer_class(
         policy,
         reward,
-        PolicyConfig(**settings | CASES[case]),
+        PolicyConfig(**settings),
         train_dataset=tiny.prompts(8),
         processing_class=tiny.tokenizer(),
-        rollout_func=rollout_function(case.endswith("masked_rank")),
-        peft_config=lora if case in WITH_LORA else None,
+        rollout_func=None if generates else rollout_function(masked_rank),
+        peft_config=lora if uses_lora else None,
     )
+
+
+def run(case: str, folder: str, processes: int) -> dict[str, Any]:
+    """Weights, logs and number of processes after a few optimizer steps."""
+    extra = {"lora": case in WITH_LORA, "masked_rank": case.endswith("masked_rank")}
+    trainer = make_trainer(CASES[case] | extra, folder, processes)
     trainer.train()
     return {
         "processes": trainer.accelerator.num_processes,

@@ -1,0 +1,69 @@
+"""What holds for a run under any backend, against one plain process and against itself."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends import CASES, RESUMED, TEXT, run
+from common import assert_logs, assert_weights
+from safetensors.torch import load_file
+
+from trl_algos.trainers import PPOTrainer
+from trl_algos.trainers.critic import load_critic
+
+
+def check_case(case: str, ranks: list[dict[str, Any]], folder: str, backend: str, jointly: bool) -> None:
+    """Weights and logs of both ranks are those of one plain process.
+
+    Args:
+        case: one of `CASES`.
+        ranks: rank -> case -> outcome.
+        folder: of the tiny model.
+        backend: how the name of the class that the backend makes of a model begins.
+        jointly: whether policy and critic are clipped together, and one norm is logged.
+    """
+    expected, half = _alone(case, folder, jointly), CASES[case].get("half", False)
+    assert expected["processes"] == 1
+    assert all(log["grad_norm"] > 0 for log in expected["logs"][-3:-1])
+    for rank in ranks:
+        assert rank[case]["processes"] == 2
+        assert rank[case]["model"].startswith(backend)
+        assert_weights(rank[case]["weights"], expected["weights"], atol=1e-2 if half else 1e-5)
+    if not half:
+        assert_logs(ranks[0][case]["logs"], expected["logs"])
+
+
+@functools.cache
+def _alone(case: str, folder: str, jointly: bool) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        if jointly:
+            patch.setattr(PPOTrainer, "_clip_grad_norm", _clip_jointly)
+        return run(case, folder, 1)
+
+
+def _clip_jointly(self: Any, model: torch.nn.Module) -> torch.Tensor:
+    self.append_metrics({"value/learning_rate": self.optimizer.param_groups[-1]["lr"]})
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm or torch.inf)
+
+
+def check_resumed(name: str, outcome: dict[str, Any], checkpoint: Path) -> None:
+    """A run that was interrupted ends with the same weights and logs; its checkpoint holds policy and critic apart."""
+    whole, resumed = outcome["whole"], outcome["resumed"]
+    assert_weights(resumed["weights"], whole["weights"], atol=0)
+    assert_logs(resumed["logs"][:-1], whole["logs"][:-1])
+    losses = [log["value/loss"] for log in whole["logs"][:-1]]
+    assert len(set(losses)) == len(losses) == 4
+    lora = RESUMED[name].get("lora", False)
+    policy = load_file(checkpoint / ("adapter_model.safetensors" if lora else "model.safetensors"))
+    weights = {key: weight for key, weight in whole["weights"].items() if not lora or "lora_" in key}
+    critics = {key for key in weights if "critic." in key or "value_head." in key}
+    own = {key.replace(".default", ""): weights[key] for key in weights.keys() - critics}
+    assert_weights(policy, own, atol=0)
+    if name == "adapter":  # whose base model lies elsewhere in these tests than where it is said to come from
+        critic = load_file(checkpoint / "critic" / "adapter" / "adapter_model.safetensors")
+        assert_weights(critic, {k.replace(".critic", ""): w for k, w in weights.items() if ".critic." in k}, atol=0)
+    else:
+        values = load_critic(checkpoint / "critic")(TEXT)
+        torch.testing.assert_close(values, outcome["values"], rtol=0, atol=1e-6)
