@@ -159,7 +159,7 @@ def test_a_shared_critic_leaves_the_trunk_alone_unless_told():
         ({"critic_trunk_gradient": False}, "`critic_trunk_gradient`: False is used by `critic: shared` alone"),
         ({"critic": "separate", "critic_trunk_gradient": True}, "`critic_trunk_gradient`: True is used by"),
         ({"bootstrap_truncated": True, "mask_truncated_completions": True}, "`bootstrap_truncated`: true has nothing"),
-        ({"critic_warmup_steps": 6, "max_steps": 5}, "`critic_warmup_steps`: 5 leaves the policy untrained"),
+        ({"critic_warmup_steps": 6, "max_steps": 5}, "`critic_warmup_steps`: 6 leaves the policy untrained"),
         ({"ratio_level": "sequence"}, "`ratio_level`: sequence needs one advantage per completion"),
     ],
 )
