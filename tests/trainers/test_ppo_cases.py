@@ -155,7 +155,7 @@ def test_evl_1_evaluation_between_steps_trains_no_critic(name: str, model_folder
         logs.append([log["value/loss"] for log in trainer.state.log_history if "value/loss" in log])
     assert logs[0] == pytest.approx(logs[1], rel=1e-6)
     assert len(logs[0]) == 4
-    # Evaluation draws random numbers, with which rows are shuffled: sums differ in their last bits, which Adam blows up.
+    # Evaluation draws random numbers, with which rows are shuffled: sums differ in last bits, blown up by Adam.
     for key, value in ends[0][0].items():
         torch.testing.assert_close(value, ends[1][0][key], rtol=0, atol=1e-6)
     for slot, state in ends[0][1].items():
