@@ -88,6 +88,7 @@ GRPO_TRAINER_ATTRIBUTES = (
     "multi_objective_aggregation",
     "num_generations",
     "num_generations_eval",
+    "num_iterations",
     "off_policy_mask_threshold",
     "optimizer",
     "processing_class",
