@@ -16,25 +16,25 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_version": (set(), set()),
     "errors": (set(), set()),
+    "models": ({"errors"}, set()),
     "core": (set(), {"torch"}),
     "algorithms": ({"core"}, {"torch"}),
     "objective": ({"algorithms", "core"}, set()),
-    "settings": ({"algorithms", "core", "errors"}, set()),
+    "settings": ({"algorithms", "core", "errors", "models"}, set()),
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
-        {"core", "algorithms", "config", "_compat", "errors", "rewards", "settings"},
+        {"core", "algorithms", "config", "_compat", "errors", "models", "rewards", "settings"},
         {"trl", "transformers", "accelerate", "torch", "peft", "safetensors", "deepspeed"},
     ),
     "data": ({"errors"}, {"datasets", "pyarrow", "reasoning_gym"}),
-    "models": ({"errors"}, set()),
     "recipe": (
         {"algorithms", "config", "data", "errors", "models", "objective", "rewards", "settings"},
         {"yaml", "trl", "transformers", "accelerate"},
     ),
     "run": (
-        {"_version", "algorithms", "data", "errors", "recipe", "rewards", "settings", "trainers"},
+        {"_version", "algorithms", "data", "errors", "models", "recipe", "rewards", "settings", "trainers"},
         {"trl", "transformers", "datasets", "httpx", "rich", "matplotlib", "numpy", "yaml", "torch"},
     ),
     # These two load what they need on use.

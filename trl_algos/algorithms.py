@@ -491,9 +491,10 @@ for _row in (
             "length_adaptive_alpha": 0.05,
             "critic_gae_lambda": 1.0,
             "positive_nll_coef": 0.1,
+            "critic_warmup_steps": 50,
         },
-        differs="the paper samples 16 completions per prompt, trains the critic alone for 50 steps first "
-        "(critic_warmup_steps) and starts it from a reward model (critic_model_name_or_path); both are off",
+        differs="the paper samples 16 completions per prompt and starts the critic from a reward model "
+        "(critic_model_name_or_path); its 50 steps of value pretraining count optimizer steps here",
     ),
 ):
     register(_row)

@@ -90,7 +90,8 @@ class PolicyConfig(GRPOConfig):
         "own; shared: a value head on the policy itself. Default: adapter where LoRA is trained, else separate."
     )
     critic_model_name_or_path: str | None = _unset(
-        "Model that a separate critic starts from, such as a reward model. Default: the policy's."
+        "What the critic starts from: a model for a separate one, such as a reward model, or a folder that a run has "
+        "saved its critic in, for one of the same form. Default: the policy's model, with a new value head."
     )
     critic_trunk_gradient: bool | None = _unset(
         "Shared critic: whether its loss also trains the policy's weights, not the value head alone."
@@ -109,7 +110,25 @@ class PolicyConfig(GRPOConfig):
     critic_max_grad_norm: float | None = _unset(
         "Norm that the critic's gradient is clipped to, apart from the policy's. Default: max_grad_norm."
     )
-    critic_warmup_steps: int | None = _unset("Optimizer steps at the start that train the critic alone.")
+    critic_warmup_steps: int | None = _unset(
+        "Optimizer steps at the start that train the critic alone. As many as max_steps: the policy is not trained."
+    )
+    critic_lr_scheduler_type: str | None = _unset(
+        "Schedule of the critic's learning rate, over all optimizer steps. Default: lr_scheduler_type."
+    )
+    critic_lr_scheduler_kwargs: dict[str, Any] | None = field(
+        default=None,
+        metadata={
+            "help": "Parameters of the critic's schedule. Default: lr_scheduler_kwargs, where the schedules are equal."
+        },
+    )
+    critic_lr_warmup_steps: float | None = _unset(
+        "Optimizer steps over which the critic's learning rate rises; below 1 a share of all. Default: warmup_steps."
+    )
+    critic_num_iterations: int | None = _unset(
+        "Passes over each generation batch that train the critic. Where they are more than num_iterations, the last "
+        "ones train it alone; where fewer, the policy alone. Default: num_iterations."
+    )
     positive_nll_coef: float | None = _unset(
         "VAPO: weight of the negative log-likelihood of completions with a reward above 0."
     )
@@ -207,9 +226,9 @@ class PolicyConfig(GRPOConfig):
             adapter, separate or shared.
 
         Raises:
-            ConfigError: `critic` is adapter, and no LoRA is trained.
+            ConfigError: `critic` is adapter and no LoRA is trained, or the saved critic to start from is another one.
         """
-        problems = list(form_problems(self.critic, uses_lora))
+        problems = list(form_problems(self.critic, uses_lora, self.critic_model_name_or_path))
         if problems:
             raise ConfigError(problems)
         return critic_form(self.critic, uses_lora)

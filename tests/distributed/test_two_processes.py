@@ -30,7 +30,8 @@ def test_two_processes_train_like_one(case: str, ranks: list[dict[str, Any]], mo
         float((weight - start[name]).abs().max()) for name, weight in expected["weights"].items() if name in start
     ]
     assert case in WITH_LORA or max(changes) > 1e-3
-    assert expected["logs"][-2]["grad_norm"] > 0
+    assert all(log.get("grad_norm", 1.0) > 0 for log in expected["logs"])  # steps of the critic alone have none
+    assert any("grad_norm" in log for log in expected["logs"])
     for rank in ranks:
         assert rank[case]["processes"] == 2
         assert_weights(rank[case]["weights"], expected["weights"])

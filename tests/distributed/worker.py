@@ -73,11 +73,14 @@ CASES: dict[str, dict[str, Any]] = {
     | {"num_generations": 2},
     "ppo_warm_up": PPO | {"critic": "separate", "critic_warmup_steps": 1, "max_grad_norm": 0.1},
     "vapo": {"algorithm": "vapo", "critic": "separate", "num_generations": 2, "length_adaptive_alpha": 0.3}
+    | {"critic_warmup_steps": 0}
     | OFF_POLICY,
+    "ppo_more_critic_passes": PPO | {"critic": "separate", "num_iterations": 1, "critic_num_iterations": 2},
+    "ppo_fewer_critic_passes": PPO | {"critic": "adapter", "critic_num_iterations": 1, "learning_rate": 0.5},
     "ppo_masked_rank": PPO | {"critic": "separate"},
 }
 
-WITH_LORA = ("ppo_adapter", "ppo_adapter_checkpointed", "ppo_separate_lora")
+WITH_LORA = ("ppo_adapter", "ppo_adapter_checkpointed", "ppo_separate_lora", "ppo_fewer_critic_passes")
 
 
 def completion(row: int, rows: int, masked_rank: bool) -> list[int]:

@@ -19,6 +19,10 @@ VALUES: dict[str, Any] = {
     "critic_trunk_gradient": True,
     "critic_learning_rate": 1e-4,
     "critic_max_grad_norm": 0.5,
+    "critic_lr_scheduler_type": "cosine",
+    "critic_lr_scheduler_kwargs": {"num_cycles": 0.5},
+    "critic_lr_warmup_steps": 0.1,
+    "critic_num_iterations": 2,
     "critic_gae_lambda": 0.9,
     "vf_coef": 0.5,
     "value_clip_range": 0.1,
@@ -117,6 +121,32 @@ def test_form_of_the_critic(settings: dict[str, Any], lora: bool, form: str):
     assert config(algorithm="ppo", **settings).critic_form(uses_lora=lora) == form
 
 
+def test_what_the_critic_takes_from_the_policy_and_what_not():
+    given = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-7}, "warmup_steps": 0.1}
+    built = config(algorithm="ppo", num_iterations=3, **given)
+    assert (built.critic_lr_scheduler_type, built.critic_lr_warmup_steps) == ("cosine_with_min_lr", 0.1)
+    assert (built.critic_lr_scheduler_kwargs, built.critic_num_iterations) == ({"min_lr": 1e-7}, 3)
+    built = config(algorithm="ppo", critic_lr_scheduler_type="constant", **given)
+    assert built.critic_lr_scheduler_kwargs is None
+
+
+def test_an_optimizer_step_within_one_pass():
+    passes = {"algorithm": "ppo", "num_iterations": 1, "critic_num_iterations": 2}
+    config(**passes, gradient_accumulation_steps=2, steps_per_generation=4)
+    config(**passes, gradient_accumulation_steps=2, generation_batch_size=32)
+    for settings in ({"steps_per_generation": 3}, {"generation_batch_size": 8}):
+        message = only_problem(**passes, gradient_accumulation_steps=2, **settings)
+        assert message.startswith("`critic_num_iterations`: 2 differs from `num_iterations` (1), so an optimizer step")
+    config(algorithm="ppo", num_iterations=2, gradient_accumulation_steps=2, steps_per_generation=3)
+
+
+def test_vapo_warms_up_unless_it_is_told_otherwise():
+    assert config(algorithm="vapo").critic_warmup_steps == 50
+    assert only_problem(algorithm="vapo", max_steps=50).startswith("`critic_warmup_steps`: 50 leaves the policy untra")
+    assert config(algorithm="vapo", max_steps=50, critic_warmup_steps=50).critic_warmup_steps == 50
+    assert config(algorithm="vapo", max_steps=2, critic_warmup_steps=0).critic_warmup_steps == 0
+
+
 def test_the_adapter_form_needs_lora():
     built = config(algorithm="ppo", critic="adapter")
     assert built.critic_form(uses_lora=True) == "adapter"
@@ -155,7 +185,20 @@ def test_a_shared_critic_leaves_the_trunk_alone_unless_told():
         ({"critic_trunk_gradient": False}, "`critic_trunk_gradient`: False is used by `critic: shared` alone"),
         ({"critic": "separate", "critic_trunk_gradient": True}, "`critic_trunk_gradient`: True is used by"),
         ({"bootstrap_truncated": True, "mask_truncated_completions": True}, "`bootstrap_truncated`: true has nothing"),
-        ({"critic_warmup_steps": 5, "max_steps": 5}, "`critic_warmup_steps`: 5 leaves the policy untrained"),
+        ({"critic_lr_scheduler_type": "cosin"}, "`critic_lr_scheduler_type`: 'cosin' is not one of linear, cosine"),
+        (
+            {"critic_lr_scheduler_type": "linear", "lr_scheduler_type": "greedy", "eval_strategy": "steps"},
+            "`critic_lr_scheduler_type`: linear cannot go beside `lr_scheduler_type: greedy`",
+        ),
+        (
+            {"critic_lr_scheduler_type": "greedy", "eval_strategy": "steps"},
+            "`critic_lr_scheduler_type`: 'greedy' is not one of",
+        ),
+        (
+            {"critic_lr_warmup_steps": 3, "lr_scheduler_type": "greedy", "eval_strategy": "steps"},
+            "`critic_lr_warmup_steps`: is not used by `lr_scheduler_type: greedy`",
+        ),
+        ({"critic_warmup_steps": 6, "max_steps": 5}, "`critic_warmup_steps`: 6 leaves the policy untrained"),
         ({"ratio_level": "sequence"}, "`ratio_level`: sequence needs one advantage per completion"),
     ],
 )
@@ -220,6 +263,8 @@ def test_what_a_backend_can_do_with_a_critic(words: tuple[str, ...]):
         ("critic_learning_rate", -1e-6),
         ("critic_max_grad_norm", -1.0),
         ("critic_warmup_steps", 1.5),
+        ("critic_lr_warmup_steps", -1.0),
+        ("critic_num_iterations", 0),
         ("positive_nll_coef", -0.1),
     ],
 )

@@ -54,6 +54,7 @@ def make_trainer(
     split: tuple[int, int, int] = (8, 1, 1),
     given_adapter: bool = False,
     rollout_func: Any = None,
+    eval_dataset: Any = None,
     **settings: Any,
 ) -> PPOTrainer:
     """A trainer in float64 whose policy is not its reference, and whose adapters are not empty."""
@@ -99,6 +100,7 @@ def make_trainer(
         reward,
         PolicyConfig(**config | extra | settings),
         train_dataset=tiny.prompts(8),
+        eval_dataset=eval_dataset,
         processing_class=tiny.tokenizer(),
         rollout_func=rollout_func
         or tiny.fixed_rollout({f"prompt {i}:": [ids] for i, ids in enumerate(ROWS)}, env_mask=True),

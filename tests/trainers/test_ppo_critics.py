@@ -284,13 +284,17 @@ def test_what_accelerates_own_config_asks_for_is_judged_too() -> None:
     deepspeed = SimpleNamespace(deepspeed_config={"optimizer": {}, "zero_optimization": {"stage": 2}})
     fsdp = SimpleNamespace(fsdp_version=1, activation_checkpointing=True, state_dict_type="SHARDED_STATE_DICT")
     state = SimpleNamespace(deepspeed_plugin=deepspeed, fsdp_plugin=fsdp)
-    args = SimpleNamespace(max_grad_norm=1.0, critic_max_grad_norm=0.5)
+    args = SimpleNamespace(max_grad_norm=1.0, critic_max_grad_norm=0.5, num_iterations=1, critic_num_iterations=2)
     made: Any = SimpleNamespace(accelerator=SimpleNamespace(state=state), args=args, critic_form="adapter")
     made.is_deepspeed_enabled, made.is_fsdp_enabled = True, False
-    assert [problem.split(":")[0] for problem in backend_problems(made)] == ["`deepspeed`", "`critic_max_grad_norm`"]
+    assert [problem.split(":")[0] for problem in backend_problems(made)] == [
+        "`deepspeed`",
+        "`critic_max_grad_norm`",
+        "`critic_num_iterations`",
+    ]
     made.is_deepspeed_enabled, made.is_fsdp_enabled = False, True
-    keys = [problem.split(" ")[1] for problem in backend_problems(made)]
-    assert keys == ["version", "state_dict_type", "activation_checkpointing"]
+    keys = [problem.partition(": ")[2].split(" ")[0] for problem in backend_problems(made)]
+    assert keys == ["2", "version", "state_dict_type", "activation_checkpointing"]
 
 
 def test_each_trainer_names_the_other(model_folder: str) -> None:

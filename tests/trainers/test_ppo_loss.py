@@ -94,7 +94,7 @@ ROWS_OF_ALGORITHMS = {
     "ppo": {},
     "dual_clip_ppo": {"delta": 1.1},
     "vapo": {"beta": None, "gae_lambda": None, "length_adaptive_alpha": 0.5, "epsilon_high": 0.08}
-    | {"num_generations": 1, "positive_nll_coef": 0.1},
+    | {"num_generations": 1, "positive_nll_coef": 0.1, "critic_warmup_steps": 0},
 }
 """Algorithm -> what makes its parts show in rows of up to ten tokens, in the second pass."""
 

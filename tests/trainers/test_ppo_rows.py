@@ -20,7 +20,7 @@ ARRANGED: list[dict[str, Any]] = [
     {"pad_to_multiple_of": 17},
     {"shuffle_dataset": True},
 ]  # not another seed: the head starts from it
-ONE_PASS = {"critic": "separate", "num_iterations": 1, "critic_learning_rate": 0.1}
+ONE_PASS = {"critic": "separate", "num_iterations": 1, "critic_learning_rate": 0.1, "critic_warmup_steps": 0}
 every_row = pytest.mark.parametrize("key", WITH_CRITIC)
 
 

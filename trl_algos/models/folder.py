@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,6 +134,28 @@ def _config_problems(folder: Path, trust_remote_code: bool, quantized: bool) -> 
             f"{str(folder)!r} is stored quantised ({method}), which `load_in_4bit` and `load_in_8bit` cannot do "
             "again; leave them out."
         )
+
+
+ENCODER = (
+    "an encoder, whose states have seen the tokens to come; a critic must be a decoder, such as a causal language "
+    "model or a reward model made of one."
+)
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether a model's states have seen later tokens, as far as its config.json tells."""
+    reads_both_ways = config.get("model_type") in _masked_types() and not config.get("is_decoder")
+    return bool(config.get("is_encoder_decoder")) or reads_both_ways
+
+
+@cache
+def _masked_types() -> frozenset[str]:
+    """Model types that the installed transformers trains to fill in masked tokens, read from its source."""
+    spec = find_spec("transformers")
+    path = Path(spec.origin or "").parent / "models" / "auto" / "modeling_auto.py" if spec else Path()
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    table = text.partition("MODEL_FOR_MASKED_LM_MAPPING_NAMES")[2].partition("\n)")[0]
+    return frozenset(re.findall(r'\("([\w\-.]+)", "\w+"\)', table))
 
 
 @cache

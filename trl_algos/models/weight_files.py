@@ -32,7 +32,7 @@ def weight_shapes(folder: str | Path) -> Weights:
     """
     folder = Path(folder)
     if (folder / _WHOLE).is_file():
-        return _header(folder / _WHOLE)
+        return file_weights(folder / _WHOLE)
     if (folder / _INDEX).is_file():
         return _indexed(folder / _INDEX)
     hint = f" Its .safetensors files need {_INDEX}." if any(folder.glob("*.safetensors")) else ""
@@ -55,7 +55,7 @@ def _indexed(path: Path) -> Weights:
     problems = []
     for name in sorted(set(files.values())):
         try:
-            weights |= _header(path.parent / name)
+            weights |= file_weights(path.parent / name)
         except ConfigError as error:
             problems += error.problems
     lost = [name for name in files if name not in weights]
@@ -75,8 +75,12 @@ def _index(path: Path) -> dict[str, str]:
         raise ConfigError([f"{path} is not an index of weights: it has no readable `weight_map`."]) from error
 
 
-def _header(path: Path) -> Weights:
-    """Weights of one file: eight bytes of length, the header as JSON, then the tensors."""
+def file_weights(path: Path) -> Weights:
+    """Weights of one file: eight bytes of length, the header as JSON, then the tensors.
+
+    Raises:
+        ConfigError: it is missing, cut short, or no safetensors file.
+    """
     if not path.is_file():
         raise ConfigError([f"{path} is missing."])
     size = path.stat().st_size

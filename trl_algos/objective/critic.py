@@ -66,13 +66,16 @@ def _critic(settings: Settings) -> str:
     forms = {
         None: "adapter where LoRA is trained, else separate",
         "adapter": "adapter: a second LoRA adapter with a value head on the policy's own frozen model",
-        "separate": f"separate: a model of its own with a value head, from {path or 'that of the policy'}",
+        "separate": "separate: a model of its own with a value head",
         "shared": f"shared: a value head on the policy's model, whose weights its loss {trunk}",
     }
+    start = f", from {path or 'that of the policy'}" if form == "separate" or path else ""
     text = (
-        f"{forms[form]}; learning rate {shown(settings['critic_learning_rate'])}, gradient norm at most "
+        f"{forms[form]}{start}; learning rate {shown(settings['critic_learning_rate'])}, gradient norm at most "
         f"{shown(settings['critic_max_grad_norm'])}, apart from the policy's"
     )
+    if settings["critic_lr_scheduler_type"] != settings["lr_scheduler_type"]:
+        text += f", schedule {settings['critic_lr_scheduler_type']}"
     return f"{text}; alone for the first {warmup} optimizer steps" if warmup else text
 
 

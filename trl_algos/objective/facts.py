@@ -65,9 +65,14 @@ def has_entropy_bonus(settings: Settings) -> bool:
     return bool(settings["entropy_coef"]) or has_adaptive_entropy(settings)
 
 
+def passes(settings: Settings) -> int:
+    """Passes over a generation batch: as many as policy or critic train in, whichever has more."""
+    return int(max(settings["num_iterations"], settings["critic_num_iterations"] or 0))
+
+
 def is_on_policy(settings: Settings) -> bool:
     """Whether every completion is trained on before the policy changes: TRL's own condition."""
-    generation = settings["steps_per_generation"] * settings["num_iterations"]
+    generation = settings["steps_per_generation"] * passes(settings)
     return bool(settings["gradient_accumulation_steps"] % generation == 0)
 
 

@@ -19,6 +19,7 @@ from trl_algos.objective.facts import (
     has_adaptive_entropy,
     has_entropy_bonus,
     kl_charged_to,
+    passes,
     ratio_is_one,
     surrogate_function,
     uses_engine_correction,
@@ -89,7 +90,7 @@ def references(settings: Settings) -> list[str]:
 
 
 def _on_policy(settings: Settings) -> str:
-    generation = f"{settings['steps_per_generation']} x {settings['num_iterations']}"
+    generation = f"{settings['steps_per_generation']} x {passes(settings)}"
     return (
         f"`gradient_accumulation_steps` ({settings['gradient_accumulation_steps']}) is a multiple of "
         f"`steps_per_generation` x `num_iterations` ({generation})"

@@ -33,6 +33,7 @@ from trl_algos.objective.facts import (
     has_positive_nll,
     is_on_policy,
     kl_charged_to,
+    passes,
     ratio_is_one,
     surrogate_function,
     uses_engine_correction,
@@ -76,10 +77,12 @@ def _objective(settings: Settings) -> str:
 
 
 def _sampling(settings: Settings) -> str:
-    group, passes = settings["num_generations"], settings["num_iterations"]
+    group, most = settings["num_generations"], passes(settings)
     rows = settings["per_device_train_batch_size"] * settings["steps_per_generation"]
-    steps = settings["steps_per_generation"] * passes / settings["gradient_accumulation_steps"]
-    uses = "once" if passes == 1 else f"{passes} times"
+    steps = settings["steps_per_generation"] * most / settings["gradient_accumulation_steps"]
+    uses = "once" if most == 1 else f"{most} times"
+    if has_critic(settings) and settings["critic_num_iterations"] != settings["num_iterations"]:
+        uses += f" (the policy {settings['num_iterations']}, the critic {settings['critic_num_iterations']})"
     if is_on_policy(settings):
         rows, per = round(rows / steps), "optimizer step"
         then = f"each is trained on {uses}, before the policy changes"

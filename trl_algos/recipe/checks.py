@@ -17,10 +17,13 @@ from trl_algos.models.folder import model_problems, read_json
 from trl_algos.models.lora_shapes import lora_problems
 from trl_algos.models.memory import describe, estimate
 from trl_algos.models.weight_files import weight_shapes
+from trl_algos.objective.facts import passes
 from trl_algos.recipe import schema
+from trl_algos.recipe.critic_checks import critic_problems
 from trl_algos.recipe.doubts import recipe_doubts
 from trl_algos.recipe.reading import FILE_OR_BLOCK, Recipe, draft, placed
 from trl_algos.rewards.spec import reward_problems
+from trl_algos.settings.critic import critic_stands_alone
 from trl_algos.settings.tracking import report_to_problems
 from trl_algos.settings.trainer_checks import completions_per_update, steps_per_generation
 
@@ -77,6 +80,7 @@ def summary(recipe: Recipe) -> list[str]:
         f"{recipe.path}: no problem found. {ALGORITHMS[values['algorithm']].title}.",
         f"  {counted(processes, 'process')}, {counted(rows, 'completion')} of {counted(prompts, 'prompt')} sampled at "
         f"a time, {counted(_optimizer_steps(recipe), 'optimizer step')} on them; output in {values['output_dir']}.",
+        *([f"  {_CRITIC_ALONE}"] if critic_stands_alone(values) else []),
         *(f"  Doubt: {message}" for message in recipe_doubts(recipe)),
     ]
     folder = _model_folder(values["model_name_or_path"])
@@ -91,9 +95,15 @@ def summary(recipe: Recipe) -> list[str]:
     return [*lines, *(f"  {line}" for line in memory)]
 
 
+_CRITIC_ALONE = (
+    "The critic alone is trained, and the policy stays as it is: `critic_warmup_steps` is all of `max_steps`. Start "
+    "the next run from it with `critic_model_name_or_path` on this one's folder `critic`."
+)
+
+
 def _optimizer_steps(recipe: Recipe) -> int:
     values = recipe.values
-    steps = steps_per_generation(values, recipe.num_processes) * values["num_iterations"]
+    steps = steps_per_generation(values, recipe.num_processes) * passes(values)
     return max(1, int(steps // values["gradient_accumulation_steps"]))
 
 
@@ -114,9 +124,10 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         found = model_problems("model_name_or_path", name, BUNDLED_MODELS, trusted, quantized)
         yield from found
         yield from _lora_problems(values) if not found else ()
-    for key in ("reward_model_name_or_path", "critic_model_name_or_path"):
-        if values[key] is not None:
-            yield from model_problems(key, values[key], (), trust_remote_code=trusted)
+    key = "reward_model_name_or_path"
+    if values[key] is not None:
+        yield from model_problems(key, values[key], (), trust_remote_code=trusted)
+    yield from critic_problems(values, _model_folder(name or ""))
     if values["load_in_4bit"] and values["load_in_8bit"]:
         yield "`load_in_8bit`: true together with `load_in_4bit`; set one of them."
     for key in ("load_in_4bit", "load_in_8bit"):

@@ -176,7 +176,7 @@ def _resolved(
     rest = {key: value for key, value in values.items() if key not in policy}
     problems += range_problems(rest, {key: setting.default for key, setting in schema.settings().items()})
     values |= rest | resolution.values
-    problems += form_problems(values["critic"], values["use_peft"])
+    problems += form_problems(values["critic"], values["use_peft"], values["critic_model_name_or_path"])
     if has_critic(resolution.values):
         form = critic_form(values["critic"], values["use_peft"])
         problems += dropout_problems(form, resolution.values["disable_dropout"])

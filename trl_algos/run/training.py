@@ -18,6 +18,7 @@ from trl_algos.algorithms import advantage_needs
 from trl_algos.data.arithmetic_task import BUNDLED_MODELS
 from trl_algos.data.loading import column_names, load_data
 from trl_algos.errors import ConfigError
+from trl_algos.models.critic_folder import is_critic_folder
 from trl_algos.recipe import schema
 from trl_algos.recipe.arguments import Arguments, build
 from trl_algos.recipe.checks import data_spec, needs_test_split
@@ -55,7 +56,7 @@ def train(recipe: Recipe) -> PolicyTrainer:
     train_dataset, test_dataset = load_data(data_spec(recipe), needs_test_split(recipe.values))
     rewards = _rewards(arguments, column_names(train_dataset))
     held_out = _held_out_prompts(run.held_out_prompts, test_dataset)
-    trainer = _trainer(arguments, rewards, train_dataset, test_dataset)
+    trainer = _trainer(arguments, rewards, train_dataset, test_dataset, resume)
     settings = _settings(recipe, arguments)
     lock = None
     if trainer.is_world_process_zero():
@@ -92,9 +93,11 @@ def _rewards(arguments: Arguments, columns: list[str] | None) -> list[Any]:
     return models + (load_rewards(run.reward_funcs, columns) if run.reward_funcs else [])
 
 
-def _trainer(arguments: Arguments, rewards: list[Any], train_dataset: Any, test_dataset: Any) -> PolicyTrainer:
+def _trainer(
+    arguments: Arguments, rewards: list[Any], train_dataset: Any, test_dataset: Any, resume: str | None
+) -> PolicyTrainer:
     model, args = _model_path(arguments), arguments.policy
-    if args.critic_model_name_or_path:
+    if args.critic_model_name_or_path and not is_critic_folder(args.critic_model_name_or_path):
         key, name = "critic_model_name_or_path", args.critic_model_name_or_path
         args.critic_model_name_or_path = _found_model(key, name, "main", args.trust_remote_code)
     trainer_class = PPOTrainer if "critic" in advantage_needs(args.advantage_function) else PolicyTrainer
@@ -110,11 +113,14 @@ def _trainer(arguments: Arguments, rewards: list[Any], train_dataset: Any, test_
             peft_config=get_peft_config(arguments.model),
         )
         trainer.check_prompts()
+        if resume is not None and isinstance(trainer, PPOTrainer):
+            trainer.check_checkpoint(resume)
     # What TRL, PEFT and transformers raise when they check settings.
     except (ImportError, OSError, RuntimeError, TypeError, ValueError, HTTPError) as error:
         if is_new and args.should_save:
             _remove_if_empty(Path(args.output_dir))  # the trainer makes it before it looks at anything
-        raise ConfigError([str(error).strip().splitlines()[0] if str(error).strip() else repr(error)]) from error
+        first_line = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise ConfigError(error.problems if isinstance(error, ConfigError) else [first_line]) from error
     return trainer
 
 

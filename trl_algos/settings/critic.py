@@ -11,7 +11,8 @@ from trl_algos.algorithms import (
     advantage_estimators,
     advantage_needs,
 )
-from trl_algos.errors import unknown_name
+from trl_algos.errors import ConfigError, unknown_name
+from trl_algos.models.critic_folder import about_critic, critic_folder_problems, is_critic_folder
 from trl_algos.settings.resolved import Resolution, of_row
 
 CRITIC_SETTINGS = (
@@ -20,14 +21,41 @@ CRITIC_SETTINGS = (
     "critic_trunk_gradient",
     "critic_learning_rate",
     "critic_max_grad_norm",
+    "critic_lr_scheduler_type",
+    "critic_lr_scheduler_kwargs",
+    "critic_lr_warmup_steps",
+    "critic_num_iterations",
     *(name for name in CRITIC_DEFAULTS if name != "gamma"),
 )
 """Settings that only an objective with a critic has; `gamma` others have, too."""
 
 _FULL = "FULL_STATE_DICT"
 
-_FOLLOWS = {"critic_learning_rate": "learning_rate", "critic_max_grad_norm": "max_grad_norm"}
+_FOLLOWS = {
+    "critic_learning_rate": "learning_rate",
+    "critic_max_grad_norm": "max_grad_norm",
+    "critic_lr_scheduler_type": "lr_scheduler_type",
+    "critic_lr_warmup_steps": "warmup_steps",
+    "critic_num_iterations": "num_iterations",
+}
 """Setting -> the one whose value it takes where it is not set."""
+
+REACTING_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
+"""Schedules of transformers that wait for evaluations, and so have no course over the steps."""
+
+SCHEDULES = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "warmup_stable_decay",
+)
+"""The others of transformers, each of which can be the critic's own."""
 
 
 def has_critic(values: Mapping[str, Any]) -> bool:
@@ -52,17 +80,35 @@ def resolve_critic(resolution: Resolution, row: Algorithm) -> Iterator[str]:
         yield unknown_name("critic", values["critic"], CRITIC_FORMS)
         values["critic"] = None
     elif values["critic_model_name_or_path"] is not None:
-        resolution.fill("critic", "separate", "follows from `critic_model_name_or_path`")
+        form = _form_of(values["critic_model_name_or_path"])
+        resolution.fill("critic", form, "follows from `critic_model_name_or_path`")
     if "critic_gae_lambda" in row.defaults:
         resolution.fill("critic_gae_lambda", row.defaults["critic_gae_lambda"], of_row(row))
     resolution.fill("critic_gae_lambda", values["gae_lambda"], "follows from `gae_lambda`")
     for name in CRITIC_DEFAULTS:
         resolution.fill_default(row, name, CRITIC_DEFAULTS)
     for name, source in _FOLLOWS.items():
-        resolution.fill(name, values[source], f"follows from `{source}`")
+        resolution.fill(name, plain(values[source]), f"follows from `{source}`")
+    if values["critic_lr_scheduler_type"] == plain(values["lr_scheduler_type"]):
+        resolution.fill(
+            "critic_lr_scheduler_kwargs", values["lr_scheduler_kwargs"], "follows from `lr_scheduler_kwargs`"
+        )
     if values["critic"] == "shared":
         resolution.fill("critic_trunk_gradient", False, "common default")
-    yield from _problems(values)
+    yield from _problems(values, asked_to_warm_up="critic_warmup_steps" not in resolution.sources)
+
+
+def plain(value: Any) -> Any:
+    """The value of a setting that transformers makes an enum of."""
+    return getattr(value, "value", value)
+
+
+def _form_of(path: str) -> str:
+    """The form of a critic that starts from `path`: that of the saved one there, else a model of its own."""
+    try:
+        return str(about_critic(path)["form"]) if is_critic_folder(path) else "separate"
+    except ConfigError:  # complained of in `_problems`
+        return "separate"
 
 
 def critic_form(critic: str | None, uses_lora: bool) -> str:
@@ -75,13 +121,33 @@ def critic_form(critic: str | None, uses_lora: bool) -> str:
     return critic or ("adapter" if uses_lora else "separate")
 
 
-def form_problems(critic: str | None, uses_lora: bool) -> Iterator[str]:
-    """A message where the form does not fit how the policy is trained; arguments as of `critic_form`."""
+def form_problems(critic: str | None, uses_lora: bool, path: str | None = None) -> Iterator[str]:
+    """A message where the form does not fit how the policy is trained, or the saved critic that it starts from.
+
+    Args:
+        critic: the setting; None where it was not set.
+        uses_lora: whether the policy trains a LoRA adapter.
+        path: the setting `critic_model_name_or_path`.
+    """
+    form = critic_form(critic, uses_lora)
+    if is_critic_folder(path) and (critic != "adapter" or uses_lora):
+        for problem in critic_folder_problems(str(path), form, critic_has_lora(form, uses_lora)):
+            yield f"`critic_model_name_or_path`: {problem}"
     if critic == "adapter" and not uses_lora:
         yield (
             "`critic`: adapter is a second LoRA adapter on the frozen model, but no LoRA is trained here; set "
             "`use_peft` (in a script `peft_config`), or `critic` to separate or shared."
         )
+
+
+def critic_has_lora(form: str, uses_lora: bool) -> bool:
+    """Whether a critic of this form has an adapter of its own; arguments as of `critic_form`."""
+    return form == "adapter" or (form == "separate" and uses_lora)
+
+
+def critic_stands_alone(values: Mapping[str, Any]) -> bool:
+    """Whether a run trains the critic and leaves the policy as it is: `critic_warmup_steps` is all of `max_steps`."""
+    return has_critic(values) and 0 < values["max_steps"] == values["critic_warmup_steps"]
 
 
 def dropout_problems(form: str, disable_dropout: bool) -> Iterator[str]:
@@ -104,6 +170,15 @@ def joint_clipping_problems(max_grad_norm: float, critic_max_grad_norm: float) -
         yield (
             f"`critic_max_grad_norm`: {critic_max_grad_norm!r} differs from `max_grad_norm`, which is "
             f"{max_grad_norm!r}, but DeepSpeed clips policy and critic together; leave it out."
+        )
+
+
+def shared_passes_problems(policy: int, critic: int | None) -> Iterator[str]:
+    """A message where policy and critic take different numbers of passes over a generation batch."""
+    if critic not in (None, policy):
+        yield (
+            f"`critic_num_iterations`: {critic!r} differs from `num_iterations` ({policy}), which is not possible "
+            "where DeepSpeed or FSDP shards what is trained; leave it out."
         )
 
 
@@ -138,10 +213,13 @@ def _unused_problems(values: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _problems(values: Mapping[str, Any]) -> Iterator[str]:
-    form, path, steps = values["critic"], values["critic_model_name_or_path"], values["critic_warmup_steps"]
-    if path is not None and form != "separate":
-        yield f"`critic_model_name_or_path`: {path!r} is not used by `critic: {form}`; set `critic` to separate."
+def _problems(values: Mapping[str, Any], asked_to_warm_up: bool) -> Iterator[str]:
+    form, path = values["critic"], values["critic_model_name_or_path"]
+    if path is not None and form != "separate" and not is_critic_folder(path):
+        yield (
+            f"`critic_model_name_or_path`: {path!r} is not used by `critic: {form}`, unless it is a folder that a "
+            "critic of that form was saved in; set `critic` to separate."
+        )
     if values["critic_trunk_gradient"] is not None and form != "shared":
         yield (
             f"`critic_trunk_gradient`: {values['critic_trunk_gradient']!r} is used by `critic: shared` alone, which "
@@ -152,11 +230,7 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
             "`bootstrap_truncated`: true has nothing to go on from: `mask_truncated_completions` leaves truncated "
             "completions out."
         )
-    if 0 < values["max_steps"] <= steps:
-        yield (
-            f"`critic_warmup_steps`: {steps!r} leaves the policy untrained: `max_steps` is {values['max_steps']!r}, "
-            "and until the warm-up is over the critic alone learns."
-        )
+    yield from _warmup_problems(values, asked_to_warm_up)
     if form is not None:
         yield from sharding_problems(values, form)
     yield from _library_problems(values)
@@ -169,6 +243,8 @@ def sharding_problems(values: Mapping[str, Any], form: str) -> Iterator[str]:
     """
     if values["deepspeed"]:
         yield from joint_clipping_problems(values["max_grad_norm"], values["critic_max_grad_norm"])
+    if values["deepspeed"] or values["fsdp"]:
+        yield from shared_passes_problems(values["num_iterations"], values["critic_num_iterations"])
     block = values["fsdp_config"] if values["fsdp"] and isinstance(values["fsdp_config"], Mapping) else {}
     block = {str(key).removeprefix("fsdp_"): value for key, value in block.items()}
     recomputes = str(block.get("activation_checkpointing", False)).lower() == "true"
@@ -176,10 +252,31 @@ def sharding_problems(values: Mapping[str, Any], form: str) -> Iterator[str]:
     yield from fsdp_problems(version, recomputes, saves_shards, form)
 
 
+def _warmup_problems(values: Mapping[str, Any], asked: bool) -> Iterator[str]:
+    """Where the policy would not be trained at all; `asked`: somebody set the warm-up, rather than the algorithm."""
+    steps, last = values["critic_warmup_steps"], values["max_steps"]
+    if 0 < last < steps or (0 < last == steps and not asked):
+        yield (
+            f"`critic_warmup_steps`: {steps!r} leaves the policy untrained: `max_steps` is {last!r}, and until the "
+            f"warm-up is over the critic alone learns. Set fewer, or exactly {last} to train the critic alone."
+        )
+
+
 def _library_problems(values: Mapping[str, Any]) -> Iterator[str]:
     """Where a setting of transformers goes against one of the critic's."""
-    schedule, hub = (getattr(values[name], "value", values[name]) for name in ("lr_scheduler_type", "hub_strategy"))
-    if values["critic_warmup_steps"] and schedule in ("reduce_lr_on_plateau", "greedy"):
+    schedule, own, hub = (
+        plain(values[name]) for name in ("lr_scheduler_type", "critic_lr_scheduler_type", "hub_strategy")
+    )
+    if own not in (*SCHEDULES, schedule):
+        yield unknown_name("critic_lr_scheduler_type", own, SCHEDULES)
+    elif schedule in REACTING_SCHEDULES and own != schedule:
+        yield (
+            f"`critic_lr_scheduler_type`: {own} cannot go beside `lr_scheduler_type: {schedule}`, which has no course "
+            "over the steps; take another one for the policy."
+        )
+    elif schedule in REACTING_SCHEDULES and values["critic_lr_warmup_steps"] != values["warmup_steps"]:
+        yield f"`critic_lr_warmup_steps`: is not used by `lr_scheduler_type: {schedule}`."
+    if values["critic_warmup_steps"] and schedule in REACTING_SCHEDULES:
         yield (
             f"`lr_scheduler_type`: {schedule} has no course over the steps that could start after "
             "`critic_warmup_steps`; take another one, or 0 steps."

@@ -76,6 +76,8 @@ RANGES: Mapping[str, _Rule] = {
     "critic_learning_rate": _AT_LEAST_ZERO,
     "critic_max_grad_norm": _AT_LEAST_ZERO,
     "critic_warmup_steps": _WHOLE,
+    "critic_lr_warmup_steps": _AT_LEAST_ZERO,
+    "critic_num_iterations": _COUNT,
     "num_train_epochs": _ABOVE_ZERO,
     "warmup_steps": _AT_LEAST_ZERO,
     "neftune_noise_alpha": _AT_LEAST_ZERO,

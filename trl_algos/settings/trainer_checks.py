@@ -129,11 +129,24 @@ def batch_problems(values: Values, num_processes: int) -> Iterator[str]:
             f"{better}{_divisors(rows)}."
         )
     yield from _eval_batch_problems(values, num_processes)
+    yield from _passes_problems(values, steps_per_generation(values, num_processes))
     horizon, least = values["kl_horizon"], completions_per_update(values, num_processes) / 5
     if horizon is not None and horizon <= least:
         yield (
             f"`kl_horizon`: {horizon!r} is too short for updates of {5 * least:.0f} completions: it must be above "
             f"{least:g}, or one update could turn `beta` negative."
+        )
+
+
+def _passes_problems(values: Values, steps: int) -> Iterator[str]:
+    """Where an optimizer step would lie in a pass that trains both policy and critic, and in one that trains one."""
+    policy, critic = values["num_iterations"], values["critic_num_iterations"]
+    accumulated = values["gradient_accumulation_steps"]
+    if critic is not None and critic != policy and steps % accumulated:
+        yield (
+            f"`critic_num_iterations`: {critic!r} differs from `num_iterations` ({policy}), so an optimizer step must "
+            f"lie within one pass over a generation batch; set `steps_per_generation` ({steps}) to a multiple of "
+            f"`gradient_accumulation_steps` ({accumulated})."
         )
 
 

@@ -14,17 +14,34 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
+from transformers.trainer_utils import get_last_checkpoint
 
 from trl_algos.config import PolicyConfig
 from trl_algos.core import gae, length_adaptive_lambda, masked_sum, value_loss
 from trl_algos.errors import ConfigError
 from trl_algos.settings.critic import dropout_problems
-from trl_algos.trainers.critic.files import check_saved, restore_critic, save_critic
+from trl_algos.trainers.critic.files import check_critic, restore_critic, save_critic, vocabulary_digest
 from trl_algos.trainers.critic.forms import Critic
 from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction, value_metrics
-from trl_algos.trainers.critic.optimisation import clip, critic_groups, schedule_after_warmup, split_groups
-from trl_algos.trainers.critic.scoring import ValueRecorder, cut_off, positive_mask, sampling_values, value_mask
+from trl_algos.trainers.critic.optimisation import (
+    Learners,
+    clip,
+    critic_groups,
+    has_own_schedule,
+    learners,
+    schedule_apart,
+    schedule_problems,
+    split_groups,
+)
+from trl_algos.trainers.critic.scoring import (
+    ValueRecorder,
+    cut_off,
+    positive_mask,
+    sampling_values,
+    value_mask,
+    values_alone,
+)
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
 from trl_algos.trainers.policy_trainer import PolicyTrainer
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
@@ -45,7 +62,6 @@ class PPOTrainer(PolicyTrainer):
 
     provides: ClassVar[tuple[str, ...]] = ("critic",)
     lr_scheduler: Any
-    _critic_loss: Tensor  # of the micro-batch at hand
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: PolicyConfig | None = None, **kwargs: Any) -> None:
         args = PolicyConfig(algorithm="ppo") if args is None else args
@@ -55,6 +71,17 @@ class PPOTrainer(PolicyTrainer):
         if problems:
             raise ConfigError(problems)
         self.critic: Critic = make_critic(self)
+        # TRL draws and samples by this attribute; who sits out which passes is in `learners`.
+        self.num_iterations = max(args.num_iterations, int(args.critic_num_iterations or 0))
+        self.learners = Learners()
+
+    def _open_window(self, batches: list[Any]) -> None:
+        super()._open_window(batches)
+        passed = self._step // int(self.args.steps_per_generation or 1) % self.num_iterations
+        self.learners = learners(self.args, self.state.global_step, passed)
+        self.critic.alone = not self.learners.policy
+        if self.is_deepspeed_enabled and 0 < self.state.global_step == self.args.critic_warmup_steps:
+            forget_policy(self.optimizer)  # which saw gradients of 0: elsewhere there are none
 
     # Values, and what they are taught
 
@@ -90,28 +117,24 @@ class PPOTrainer(PolicyTrainer):
 
     # Loss
 
-    def _open_window(self, batches: list[Any]) -> None:
-        step, warmup = self.state.global_step, self.args.critic_warmup_steps
-        self.critic.alone = step < warmup
-        if 0 < warmup == step:
-            forget_policy(self.optimizer)
-        super()._open_window(batches)
-
     def score(self, model: Any, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
         """Also the values, of a batch that has been valued before; one just sampled is valued in `_collect`."""
         if "old_values" not in inputs:
             return super().score(model, inputs, batch_size)
+        if not self._learning.critic:
+            recorder = ValueRecorder(model, "none")
+            return super().score(recorder, inputs, batch_size)._replace(values=recorder.zero())
         recorder = ValueRecorder(model)
         scores = super().score(recorder, inputs, batch_size)
         return scores._replace(values=recorder.before_tokens(inputs["completion_ids"].shape[1]))
 
+    @property
+    def _learning(self) -> Learners:
+        return self.learners if self.model.training else Learners()
+
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        loss = super()._compute_loss(model, inputs)
+        loss = super()._compute_loss(model, inputs) if self._learning.policy else self._critic_loss(model, inputs)
         self.critic.restore()  # before the backward pass: the reference may have been asked
-        if self.critic.alone and model.training:
-            # Weighted by 0 rather than left out: DDP and DeepSpeed wait for the gradient of every parameter.
-            loss = self._critic_loss + 0.0 * (loss - self._critic_loss)
-        del self._critic_loss  # and its graph
         return loss
 
     def loss_counts(self, batch: dict[str, Any]) -> dict[str, Tensor]:
@@ -121,16 +144,27 @@ class PPOTrainer(PolicyTrainer):
             counts["positive_tokens"] = positive_mask(batch).sum().float()
         return counts
 
-    def extra_losses(self, scores: Scores, inputs: dict[str, Any], mask: Tensor) -> list[Tensor]:
-        """The value loss, and the likelihood of rows with a reward above 0 where it is asked for."""
+    def _critic_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """The loss of a micro-batch that trains the critic alone."""
+        loss = self.args.vf_coef * self._value_loss(values_alone(self, model, inputs), inputs)
+        metrics = self._step_metrics["train"]
+        metrics.loss("total_loss", loss)
+        if self.accelerator.sync_gradients:
+            self._finish_step(metrics.flush(self.accelerator))
+        return loss
+
+    def _value_loss(self, values: Tensor, inputs: dict[str, Any]) -> Tensor:
         metrics, kept = self._step_metrics[self._mode], value_mask(inputs)
-        clip_range = self.args.value_clip_range or None
-        told = _present(scores.values), inputs["old_values"], inputs["returns"], kept, clip_range
+        told = values, inputs["old_values"], inputs["returns"], kept, self.args.value_clip_range or None
         loss = value_loss(*told, normalizer=self.divisor(inputs, "value_tokens"))
         metrics.loss("value/loss", loss)
         metrics.mean("value/clip_fraction", clip_fraction(*told), kept.sum())
-        self._critic_loss = self.args.vf_coef * loss
-        losses = [self._critic_loss]
+        return loss
+
+    def extra_losses(self, scores: Scores, inputs: dict[str, Any], mask: Tensor) -> list[Tensor]:
+        """The value loss, and the likelihood of rows with a reward above 0 where it is asked for."""
+        values, metrics = _present(scores.values), self._step_metrics[self._mode]
+        losses = [self.args.vf_coef * self._value_loss(values, inputs) if self._learning.critic else values]
         if "positive" in inputs:
             nll = -masked_sum(scores.logps, positive_mask(inputs)) / self.divisor(inputs, "positive_tokens")
             metrics.loss("policy/positive_nll", nll)
@@ -147,32 +181,52 @@ class PPOTrainer(PolicyTrainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """The schedule, which starts for the policy after the critic's warm-up."""
-        if self.lr_scheduler is None and self.args.critic_warmup_steps:
-            self.lr_scheduler = schedule_after_warmup(optimizer or self.optimizer, self.args, num_training_steps)
+        """The schedules, which for the policy starts after the critic's warm-up."""
+        if self.lr_scheduler is None and has_own_schedule(self.args):
+            self.lr_scheduler = schedule_apart(optimizer or self.optimizer, self.args, num_training_steps)
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        """Clip the gradients of policy and critic apart; the policy's norm, which is 0 during the critic's warm-up."""
+        """Clip the gradients of policy and critic apart; the policy's norm. Who sits a step out has no gradient."""
         values = {"value/learning_rate": critic_groups(self.optimizer)[0]["lr"]}
         if self.is_deepspeed_enabled:  # which has clipped by now, both together, and has stepped
             norm = super()._clip_grad_norm(model)
         else:
             critic = self.critic.parameters()
             own = {id(p) for p in critic}
-            self.accelerator.unscale_gradients()
             policy = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+            self.accelerator.unscale_gradients()
+            for learns, parameters in zip(self.learners, (policy, critic), strict=True):
+                for parameter in () if learns else parameters:
+                    parameter.grad = None  # not 0: that would let weight decay and momentum go on
             norm = clip(policy, self.args.max_grad_norm)
             values["value/grad_norm"] = clip(critic, self.args.critic_max_grad_norm).item()
-        self.append_metrics(values)
+        if self.learners.critic:
+            self.append_metrics(values)
         return norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Any:
         # Trainer leaves out the clipping, but not this, where `max_grad_norm` is 0.
-        return super()._get_grad_norm(model, self._clip_grad_norm(model) if grad_norm is None else grad_norm)
+        norm = super()._get_grad_norm(model, self._clip_grad_norm(model) if grad_norm is None else grad_norm)
+        return norm if self.learners.policy else None  # which is not logged
 
     # Files
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """TRL's training; a checkpoint whose critic is not this run's is refused before anything else is done."""
+        folder = (
+            get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        )
+        if folder:
+            self.check_checkpoint(folder)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def check_checkpoint(self, folder: str) -> None:
+        """Raise `ConfigError` where the run cannot go on with the critic in a checkpoint."""
+        check_critic(
+            self.critic, self.critic_folder(folder), "resume_from_checkpoint", vocabulary_digest(self.processing_class)
+        )
 
     def critic_folder(self, folder: str | Path) -> Path:
         """Where `folder` holds the critic; what is in the output folder is pushed, unless its name starts with `_`."""
@@ -192,12 +246,8 @@ class PPOTrainer(PolicyTrainer):
                 names = self.model.state_dict().keys()
                 state_dict = {name: tensor for name, tensor in state_dict.items() if name in names}
             super()._save(output_dir, state_dict)
-        save_critic(self.critic, self.critic_folder(output_dir), self.args.should_save)
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        if resume_from_checkpoint is not None:
-            check_saved(self.critic, self.critic_folder(resume_from_checkpoint))
-        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        digest = vocabulary_digest(self.processing_class)
+        save_critic(self.critic, self.critic_folder(output_dir), self.args.should_save, digest)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_with_critic(resume_from_checkpoint, super()._load_from_checkpoint, resume_from_checkpoint, model)
@@ -230,4 +280,5 @@ def _unsupported(trainer: PPOTrainer, kwargs: dict[str, Any]) -> Iterator[str]:
         yield "`critic`: not supported with models that read images."
     if kwargs.get("optimizers", (None, None)) != (None, None):
         yield "`optimizers`: cannot be given, since the critic's parameters belong into it; set `optim` instead."
+    yield from schedule_problems(args)
     yield from dropout_problems(trainer.critic_form, args.disable_dropout)

@@ -1,11 +1,9 @@
-"""A critic in a folder: what `save_critic` writes, a running one takes back, and `load_critic` reads alone.
+"""A critic in a folder: what `save_critic` writes, a run takes back, and `load_critic` reads alone.
 
-critic.json               form, whether with LoRA, dtype and base model
-value_head.safetensors    weight and bias
-adapter/                  PEFT's files: form adapter, or separate with LoRA
-config.json, model*       transformers' files: form separate, trained whole
+The files are listed in `trl_algos/models/critic_folder.py`.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,25 +15,41 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 
 from trl_algos.errors import ConfigError
+from trl_algos.models.critic_folder import (
+    ABOUT_FILE,
+    ADAPTER_CONFIG,
+    ADAPTER_FOLDER,
+    ADAPTER_WEIGHTS,
+    HEAD_FILE,
+    about_critic,
+    adapter_weights,
+    critic_folder_problems,
+    written_about,
+)
+from trl_algos.models.folder import read_json
 from trl_algos.trainers.critic.adapters import NAME, base_model
 from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCritic
 from trl_algos.trainers.critic.head import ValueHead
-from trl_algos.trainers.critic.sharded import whole
+from trl_algos.trainers.critic.sharded import whole, whole_shape
 
-ABOUT_FILE = "critic.json"
-HEAD_FILE = "value_head.safetensors"
-ADAPTER_FOLDER = "adapter"
-# PEFT's names, which are public and fixed.
-_ADAPTER_WEIGHTS, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_SAME_ADAPTER = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+_SAME_TRUNK = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
 
 
-def save_critic(critic: Critic, folder: Path, writes: bool) -> None:
+def vocabulary_digest(tokenizer: Any) -> str:
+    """What tells one vocabulary from another: a digest of its tokens and their numbers."""
+    text = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def save_critic(critic: Critic, folder: Path, writes: bool, vocabulary: str | None = None) -> None:
     """Write `critic` into `folder`; to be called on all processes, which may hold shards of it.
 
     Args:
         critic: to be saved.
         folder: is made where it is not there.
         writes: whether this process writes.
+        vocabulary: `vocabulary_digest` of the tokenizer whose tokens the critic reads.
     """
     adapted, head = _adapted(critic), whole(dict(critic.head.named_parameters()))
     trunk = whole(_trunk_weights(critic, adapted))
@@ -47,37 +61,82 @@ def save_critic(critic: Critic, folder: Path, writes: bool) -> None:
         _save_adapter(adapted, trunk, folder / ADAPTER_FOLDER)
     elif isinstance(critic, SeparateCritic):
         critic.trunk.save_pretrained(folder, state_dict=trunk)
-    about = {
-        "form": critic.form,
-        "lora": adapted is not None,
-        "dtype": str(critic.base.dtype).removeprefix("torch."),
-        "base_model": _base_path(critic),
-    }
-    (folder / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
+    text = written_about(
+        form=critic.form,
+        lora=adapted is not None,
+        dtype=str(critic.base.dtype).removeprefix("torch."),
+        base_model=_base_path(critic),
+        vocabulary=vocabulary,
+    )
+    (folder / ABOUT_FILE).write_text(text)
 
 
-def restore_critic(critic: Critic, folder: Path) -> None:
-    """Give `critic` the weights in `folder`.
+def check_critic(critic: Critic, folder: Path, key: str, vocabulary: str | None = None) -> None:
+    """See whether `critic` can take the weights in `folder`, and change nothing.
+
+    Args:
+        critic: of this run.
+        folder: what `save_critic` wrote.
+        key: the setting that named the folder, for the messages.
+        vocabulary: `vocabulary_digest` of the tokenizer of this run.
 
     Raises:
-        ConfigError: there are none, or they are those of another critic.
+        ConfigError: there are none, they are not whole, or they are those of another critic.
     """
-    check_saved(critic, folder)
     adapted = _adapted(critic)
+    problems = critic_folder_problems(folder, critic.form, adapted is not None, critic.head.in_features)
+    if not problems:
+        known = about_critic(folder).get("vocabulary")
+        if None not in (known, vocabulary) and known != vocabulary:
+            problems = [f"{str(folder)!r} holds a critic that reads the tokens of another tokenizer."]
+        elif adapted is not None:
+            problems = _adapter_problems(adapted, folder)
+        elif isinstance(critic, SeparateCritic):
+            saved = read_json(folder / "config.json")
+            problems = _differences(saved, critic.trunk.config.to_dict(), _SAME_TRUNK, str(folder / "config.json"))
+    if problems:
+        raise ConfigError([f"`{key}`: {problem}" for problem in problems])
+
+
+def restore_critic(critic: Critic, folder: Path, key: str = "resume_from_checkpoint") -> None:
+    """Give `critic` the weights in `folder`; arguments and errors as of `check_critic`."""
+    check_critic(critic, folder, key)
     critic.head.load_state_dict(load_file(folder / HEAD_FILE))
+    adapted = _adapted(critic)
     if adapted is not None:
-        _load_adapter(adapted, folder / ADAPTER_FOLDER)
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(adapted, load_file(folder / ADAPTER_FOLDER / ADAPTER_WEIGHTS), adapter_name=NAME)
     elif isinstance(critic, SeparateCritic):
         saved = type(critic.trunk).from_pretrained(folder, dtype=critic.trunk.dtype)
         critic.trunk.load_state_dict(saved.state_dict())
 
 
-def check_saved(critic: Critic, folder: Path) -> None:
-    """Raise `ConfigError` unless `folder` holds a critic of the form of `critic`."""
-    about, has_lora = _about(folder, "`resume_from_checkpoint`"), _adapted(critic) is not None
-    if (about["form"], about["lora"]) != (critic.form, has_lora):
-        lora = "with LoRA" if about["lora"] else "without LoRA"
-        raise ConfigError([f"`critic`: {critic.form}, but {folder} holds one of the form {about['form']}, {lora}."])
+def _differences(saved: dict[str, Any], own: dict[str, Any], names: tuple[str, ...], where: str) -> list[str]:
+    """A message for the first of the settings called `names` that is not the same."""
+    for name in names:
+        if saved.get(name) is not None and saved[name] != own.get(name):
+            return [f"{where} says `{name}` {saved[name]!r}, but in this run it is {own.get(name)!r}."]
+    return []
+
+
+def _adapter_problems(model: Any, folder: Path) -> list[str]:
+    """Where the saved adapter has another rank, scale or other layers than that of the run."""
+    from peft import get_peft_model_state_dict
+
+    path = folder / ADAPTER_FOLDER / ADAPTER_CONFIG
+    problems = _differences(read_json(path), model.peft_config[NAME].to_dict(), _SAME_ADAPTER, str(path))
+    if problems:
+        return problems
+    weights = get_peft_model_state_dict(model, model.state_dict(keep_vars=True), adapter_name=NAME)
+    own = {name: whole_shape(weight) for name, weight in weights.items()}
+    saved = {name: shape for name, (shape, _) in adapter_weights(folder).items()}
+    different = sorted(own.keys() ^ saved.keys())
+    if different:
+        whose = "this run" if different[0] in own else "the saved critic"
+        return [f"{str(folder)!r} holds an adapter on other layers: {different[0]} is in {whose} alone."]
+    wrong = [name for name in own if own[name] != saved[name]]
+    return [f"{str(folder)!r}: {n} is of shape {saved[n]}, but in this run of {own[n]}." for n in wrong[:1]]
 
 
 class LoadedCritic(nn.Module):
@@ -112,7 +171,13 @@ def load_critic(folder: str | Path) -> LoadedCritic:
         ConfigError: the folder holds no critic.
     """
     folder = Path(folder)
-    about = _about(folder, "`folder`")
+    try:
+        about = about_critic(folder)
+        problems = critic_folder_problems(folder, about["form"], about["lora"])
+    except ConfigError as error:
+        problems = error.problems
+    if problems:
+        raise ConfigError([f"`folder`: {problem}" for problem in problems])
     dtype = getattr(torch, about["dtype"])
     if about["form"] == "shared":
         trunk = _policy_trunk(folder.parent, dtype)
@@ -126,13 +191,6 @@ def load_critic(folder: str | Path) -> LoadedCritic:
     head = ValueHead(weights["weight"].shape[1])
     head.load_state_dict(weights)
     return LoadedCritic(trunk, head).eval()
-
-
-def _about(folder: Path, key: str) -> dict[str, Any]:
-    if not (folder / ABOUT_FILE).is_file() or not (folder / HEAD_FILE).is_file():
-        raise ConfigError([f"{key}: {str(folder)!r} holds no critic: {ABOUT_FILE} and {HEAD_FILE} are needed."])
-    about: dict[str, Any] = json.loads((folder / ABOUT_FILE).read_text())
-    return about
 
 
 def _adapted(critic: Critic) -> Any:
@@ -159,24 +217,11 @@ def _trunk_weights(critic: Critic, adapted: Any) -> dict[str, Tensor]:
 
 def _save_adapter(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    save_file({name: w.contiguous() for name, w in weights.items()}, folder / _ADAPTER_WEIGHTS, {"format": "pt"})
+    save_file({name: w.contiguous() for name, w in weights.items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"})
     config = model.peft_config[NAME]
     config.inference_mode = True  # in the file alone: whoever loads it does not train
     config.save_pretrained(folder)
     config.inference_mode = False
-
-
-def _load_adapter(model: Any, folder: Path) -> None:
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
-
-    path = folder / _ADAPTER_WEIGHTS
-    if not path.is_file():
-        raise ConfigError([f"`resume_from_checkpoint`: {str(path)!r} is missing; the critic of this run has one."])
-    weights = load_file(path)
-    different = weights.keys() ^ get_peft_model_state_dict(model, adapter_name=NAME).keys()
-    if different:
-        raise ConfigError([f"`resume_from_checkpoint`: {str(path)!r} is of another critic: {min(different)} differs."])
-    set_peft_model_state_dict(model, weights, adapter_name=NAME)
 
 
 def _adapted_model(auto_class: Any, base: str, folder: Path, dtype: torch.dtype) -> Any:
@@ -188,6 +233,6 @@ def _adapted_model(auto_class: Any, base: str, folder: Path, dtype: torch.dtype)
 def _policy_trunk(folder: Path, dtype: torch.dtype) -> Any:
     from peft import AutoPeftModelForCausalLM
 
-    has_adapter = (folder / _ADAPTER_CONFIG).is_file()
+    has_adapter = (folder / ADAPTER_CONFIG).is_file()
     auto_class = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
     return base_model(auto_class.from_pretrained(folder, dtype=dtype)).base_model

@@ -2,7 +2,9 @@
 
 The forward of the policy takes one keyword more, `with_values`: absent, it is the policy's own; True, it returns the
 policy's output and the values, so that a wrapper such as DDP sees one forward for one backward; "only" gives the
-values alone. Values are (B, L), of the state after each token of the input.
+values alone, for scoring and for a step that trains the critic alone; "none" the policy's output and 0, for a step
+that trains the policy alone. A wrapper waits for a gradient of every parameter: what a step does not train gets 0.
+Values are (B, L), of the state after each token of the input.
 """
 
 import functools
@@ -41,7 +43,10 @@ class Critic:
             if with_values is None:
                 return policy_forward(*args, **kwargs)
             if with_values == "only":
-                return self.values(kwargs["input_ids"], kwargs["attention_mask"])
+                values = self.values(kwargs["input_ids"], kwargs["attention_mask"])
+                return values + self._nothing(of_critic=False) if torch.is_grad_enabled() else values
+            if with_values == "none":
+                return policy_forward(*args, **kwargs), self._nothing(of_critic=True)
             return self._with_policy(policy_forward, *args, **kwargs)
 
         base.forward = forward
@@ -75,6 +80,12 @@ class Critic:
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return _last_hidden(self.base.base_model, input_ids, attention_mask)
 
+    def _nothing(self, of_critic: bool) -> Tensor:
+        """0-d 0 whose gradient is 0 at all that the critic trains, or at all else that is trained."""
+        own = {id(p) for p in self.parameters()}
+        trained = [p for p in self.base.parameters() if p.requires_grad and (id(p) in own) == of_critic]
+        return sum((0.0 * p.sum() for p in trained), self.head.weight.new_zeros(()))
+
     def _with_policy(self, policy_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
         return policy_forward(*args, **kwargs), self.values(kwargs["input_ids"], kwargs["attention_mask"])
 
@@ -93,6 +104,10 @@ class SharedCritic(Critic):
     def __init__(self, base: Any, head: ValueHead, trunk_gradient: bool) -> None:
         super().__init__(base, head, head)
         self._trunk_gradient = trunk_gradient
+
+    def _hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        with torch.no_grad():  # values alone are asked for where the policy's weights are not trained
+            return super()._hidden(input_ids, attention_mask)
 
     def _with_policy(self, policy_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
         seen: list[Tensor] = []

@@ -1,19 +1,26 @@
 """Making a trainer's critic from its settings."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from trl_algos.errors import ConfigError
+from trl_algos.models.critic_folder import about_critic, base_problems, is_critic_folder
+from trl_algos.models.folder import ENCODER, is_encoder
 from trl_algos.trainers.critic.adapters import NAME, adapter_layers, base_model, lora_config
+from trl_algos.trainers.critic.files import check_critic, restore_critic, vocabulary_digest
 from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCritic, SharedCritic
 from trl_algos.trainers.critic.head import ValueHead
 from trl_algos.trainers.critic.sharded import fit_to_backend, loading_like_policy, whole
 
 if TYPE_CHECKING:
     from trl_algos.trainers.ppo_trainer import PPOTrainer
+
+KEY = "critic_model_name_or_path"
 
 
 def make_critic(trainer: "PPOTrainer") -> Critic:
@@ -24,6 +31,10 @@ def make_critic(trainer: "PPOTrainer") -> Critic:
     """
     args, policy = trainer.args, trainer.model
     base, device = base_model(policy), trainer.accelerator.device
+    path = args.critic_model_name_or_path
+    about = about_critic(path) if is_critic_folder(path) else None
+    if about is not None:
+        _check_base(about, path, base)
     # All processes have a random state of their own by now, and the critic must start alike on them.
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
@@ -34,27 +45,36 @@ def make_critic(trainer: "PPOTrainer") -> Critic:
         elif trainer.critic_form == "adapter":
             critic = AdapterCritic(policy, head, lora_config(policy))
         else:
-            critic = _separate(trainer, base, device)
+            critic = _separate(trainer, base, device, about)
+    if about is not None:
+        folder, digest = Path(path), vocabulary_digest(trainer.processing_class)
+        check_critic(critic, folder, KEY, digest)
+        restore_critic(critic, folder, KEY)
     fit_to_backend(trainer, critic)
     return critic
 
 
-def _separate(trainer: "PPOTrainer", base: Any, device: torch.device) -> SeparateCritic:
+def _check_base(about: dict[str, Any], path: str, base: Any) -> None:
+    problems = [f"`{KEY}`: {problem}" for problem in base_problems(about, path, base.config._name_or_path)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _separate(trainer: "PPOTrainer", base: Any, device: torch.device, about: dict[str, Any] | None) -> SeparateCritic:
     args, policy = trainer.args, trainer.model
-    path = args.critic_model_name_or_path or base.config._name_or_path
+    path, own = args.critic_model_name_or_path, args.critic_model_name_or_path
+    if about is not None and about["lora"]:
+        path = about["base_model"]
+    path = path or base.config._name_or_path
     if not path:
-        raise ConfigError(["`critic_model_name_or_path`: not set, and the policy was not loaded from anywhere."])
+        raise ConfigError([f"`{KEY}`: not set, and the policy was not loaded from anywhere."])
     if getattr(base, "quantization_method", None) is not None:
         raise ConfigError(["`critic`: 'separate' is not to be had with a quantised policy; take adapter or shared."])
     kwargs: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
-    if not args.critic_model_name_or_path:
+    if path == base.config._name_or_path:
         kwargs["revision"] = (args.model_init_kwargs or {}).get("revision") or "main"
-    try:
-        with loading_like_policy(trainer):
-            trunk, head = _loaded(path, base, kwargs)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError([f"`critic_model_name_or_path`: {path!r} cannot be loaded: {reason}"]) from error
+    with loading_like_policy(trainer):
+        trunk, head = _loaded(path, base, kwargs)
     _check_vocabulary(path, trunk, trainer.processing_class, kwargs)
     _disable_dropout(trunk)
     if is_peft_model(policy):
@@ -62,7 +82,7 @@ def _separate(trainer: "PPOTrainer", base: Any, device: torch.device) -> Separat
 
         config = lora_config(policy)
         config.task_type, config.base_model_name_or_path = None, path
-        config.target_modules = _targets(base, same=not args.critic_model_name_or_path)
+        config.target_modules = _targets(base, same=not own or path == base.config._name_or_path)
         config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
         trunk = get_peft_model(trunk, config, adapter_name=NAME)
         # Reentrant checkpointing drops the gradient of a frozen model whose inputs need none.
@@ -71,13 +91,27 @@ def _separate(trainer: "PPOTrainer", base: Any, device: torch.device) -> Separat
 
 
 def _loaded(path: str, base: Any, kwargs: dict[str, Any]) -> tuple[Any, ValueHead]:
-    """Trunk and head; the head of a reward model goes on as the value head."""
-    config = AutoConfig.from_pretrained(path, **kwargs)
-    kwargs = kwargs | {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
-    head = ValueHead(config.get_text_config().hidden_size)
-    if not any("ForSequenceClassification" in name for name in config.architectures or ()) or config.num_labels != 1:
-        return AutoModel.from_pretrained(path, **kwargs), head
-    reward_model = AutoModelForSequenceClassification.from_pretrained(path, **kwargs)
+    """Trunk and head; the head of a reward model goes on as the value head.
+
+    Raises:
+        ConfigError: there is no such model, or it is no decoder.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, **kwargs)
+        if is_encoder(config.to_dict()):
+            raise ConfigError([f"`{KEY}`: {path!r} is {ENCODER}"])
+        kwargs = kwargs | {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
+        head = ValueHead(config.get_text_config().hidden_size)
+        scores = any("ForSequenceClassification" in name for name in config.architectures or ())
+        if not scores or config.num_labels != 1:
+            return AutoModel.from_pretrained(path, **kwargs), head
+        reward_model = AutoModelForSequenceClassification.from_pretrained(path, **kwargs)
+    except ConfigError:
+        raise
+    # What transformers and safetensors raise for a file that is missing, cut short or of another kind.
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise ConfigError([f"`{KEY}`: {path!r} cannot be loaded: {reason}"]) from error
     with torch.no_grad():
         head.weight.copy_(whole({"weight": reward_model.score.weight})["weight"])
     return reward_model.base_model, head
@@ -91,7 +125,7 @@ def _targets(base: Any, same: bool) -> set[str]:
 
 
 def _check_vocabulary(path: str, trunk: Any, tokenizer: Any, kwargs: dict[str, Any]) -> None:
-    key = f"`critic_model_name_or_path`: {path!r}"
+    key = f"`{KEY}`: {path!r}"
     known, needed = trunk.get_input_embeddings().num_embeddings, len(tokenizer)
     if known < needed:
         raise ConfigError([f"{key} knows {known} tokens, but the policy's tokenizer has {needed}."])

@@ -1,7 +1,8 @@
-"""The critic's own learning rate, schedule and gradient clipping, in one optimizer with the policy."""
+"""The critic's own learning rate, schedule, passes and gradient clipping, in one optimizer with the policy."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from trl_algos.config import PolicyConfig
+from trl_algos.settings.critic import plain
 
 ROLE = "role"
 """Key of a parameter group; its value is "critic" in those of the critic."""
@@ -32,16 +34,43 @@ def critic_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [group for group in optimizer.param_groups if group.get(ROLE) == "critic"]
 
 
-def schedule_after_warmup(optimizer: torch.optim.Optimizer, args: PolicyConfig, steps: int) -> LambdaLR:
-    """A schedule that holds the policy at learning rate 0 for `critic_warmup_steps`, and starts the policy's then.
+class Learners(NamedTuple):
+    """Which of the two an optimizer step trains."""
+
+    policy: bool = True
+    critic: bool = True
+
+
+def learners(args: PolicyConfig, step: int, passed: int) -> Learners:
+    """Who learns in an optimizer step: the critic alone in its warm-up, then each in as many passes as it was given.
+
+    Args:
+        args: with the number of passes of both.
+        step: optimizer steps taken so far.
+        passed: passes over the current generation batch that are done.
+    """
+    if step < int(args.critic_warmup_steps or 0):
+        return Learners(policy=False)
+    return Learners(passed < args.num_iterations, passed < int(args.critic_num_iterations or 0))
+
+
+def has_own_schedule(args: PolicyConfig) -> bool:
+    """Whether critic and policy have different courses of their learning rates."""
+    return bool(args.critic_warmup_steps) or _schedule_of(args, "critic") != _schedule_of(args, "policy")
+
+
+def schedule_apart(optimizer: torch.optim.Optimizer, args: PolicyConfig, steps: int) -> LambdaLR:
+    """Two schedules in one: the critic's over all steps, the policy's over those after `critic_warmup_steps`.
+
+    Its state is a number of steps; what it does at each of them follows from `args`.
 
     Args:
         optimizer: with groups of the critic.
-        args: names the schedule, which runs over all steps for the critic and over the rest for the policy.
+        args: names both schedules.
         steps: of the whole run.
     """
     held = int(args.critic_warmup_steps or 0)
-    critic, policy = _factor(args, steps), _factor(args, max(steps - held, 1))
+    critic, policy = _factor(args, "critic", steps), _factor(args, "policy", max(steps - held, 1))
 
     def after(step: int) -> float:
         return 0.0 if step < held else policy(step - held)
@@ -49,14 +78,34 @@ def schedule_after_warmup(optimizer: torch.optim.Optimizer, args: PolicyConfig, 
     return LambdaLR(optimizer, [critic if group.get(ROLE) == "critic" else after for group in optimizer.param_groups])
 
 
-def _factor(args: PolicyConfig, steps: int) -> Callable[[int], float]:
+def schedule_problems(args: PolicyConfig) -> Iterator[str]:
+    """A message where transformers refuses the parameters of the critic's schedule."""
+    if not has_own_schedule(args):
+        return
+    try:
+        _factor(args, "critic", 100)(50)
+    except (TypeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        yield f"`critic_lr_scheduler_kwargs`: {args.critic_lr_scheduler_kwargs!r}, with which {reason}"
+
+
+def _schedule_of(args: PolicyConfig, role: str) -> tuple[str, float, dict[str, Any] | None]:
+    """Name, steps of warm-up and further parameters of the schedule of "critic" or "policy"."""
+    if role == "critic":
+        name, warmup = args.critic_lr_scheduler_type, args.critic_lr_warmup_steps
+        return str(plain(name)), float(warmup or 0.0), args.critic_lr_scheduler_kwargs
+    return str(plain(args.lr_scheduler_type)), float(args.warmup_steps), args.lr_scheduler_kwargs
+
+
+def _factor(args: PolicyConfig, role: str, steps: int) -> Callable[[int], float]:
     """Step -> factor of the learning rate; transformers hands it out with a scheduler alone."""
+    name, warmup, parameters = _schedule_of(args, role)
     scheduler = get_scheduler(
-        args.lr_scheduler_type,
+        name,
         optimizer=torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=1.0),
-        num_warmup_steps=args.get_warmup_steps(steps),
+        num_warmup_steps=int(warmup) if warmup >= 1 else math.ceil(steps * warmup),  # as transformers counts them
         num_training_steps=steps,
-        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+        scheduler_specific_kwargs=parameters,
     )
     factor: Callable[[int], float] = scheduler.lr_lambdas[0]
     return factor

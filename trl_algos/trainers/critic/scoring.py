@@ -1,10 +1,11 @@
 """Values of a batch: in the forward pass that trains, and before it, when the batch was sampled."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
+from trl_algos.trainers.critic.sharded import is_sharded
 from trl_algos.trainers.rollout import loss_mask
 
 if TYPE_CHECKING:
@@ -16,21 +17,40 @@ class ValueRecorder:
 
     Args:
         model: the policy, wrapped or not.
+        with_values: what the model is asked for: see `forms.py`.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, with_values: bool | str = True) -> None:
+        self._model, self._asked = model, with_values
         self._values: list[Tensor] = []
 
     def __call__(self, **inputs: Any) -> Any:
         """The model's output."""
-        outputs, values = self._model(**inputs, with_values=True)
+        outputs, values = self._model(**inputs, with_values=self._asked)
         self._values.append(values)
         return outputs
 
     def before_tokens(self, width: int) -> Tensor:
         """(B, `width`) values before each completion token, of all calls."""
         return torch.cat(self._values)[:, -width - 1 : -1]
+
+    def zero(self) -> Tensor:
+        """0-d sum of what came of all calls that were not to make values."""
+        return torch.stack(self._values).sum()
+
+
+def values_alone(trainer: "PPOTrainer", model: Any, inputs: dict[str, Any]) -> Tensor:
+    """(B, T) values before each completion token of a micro-batch, for a step that trains the critic alone.
+
+    The policy makes no pass, unless a backend shards it: that waits for a gradient of each shard, here of 0.
+    """
+    if is_sharded(trainer):
+        scores = trainer.score(model, inputs)
+        return cast(Tensor, scores.values) + 0.0 * scores.logps.sum()
+    input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    values = model(input_ids=input_ids, attention_mask=attention_mask, with_values="only")
+    return values[:, -inputs["completion_ids"].shape[1] - 1 : -1]
 
 
 def sampling_values(trainer: "PPOTrainer", output: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
-from trl_algos.settings.critic import fsdp_problems, joint_clipping_problems
+from trl_algos.settings.critic import fsdp_problems, joint_clipping_problems, shared_passes_problems
 from trl_algos.trainers.critic.forms import Critic, SeparateCritic
 from trl_algos.trainers.critic.optimisation import ROLE, critic_groups
 
@@ -37,6 +37,8 @@ def backend_problems(trainer: "PPOTrainer") -> Iterator[str]:
             if key in config
         )
         yield from joint_clipping_problems(args.max_grad_norm, args.critic_max_grad_norm)
+    if is_sharded(trainer):
+        yield from shared_passes_problems(args.num_iterations, args.critic_num_iterations)
     if trainer.is_fsdp_enabled:
         plugin = state.fsdp_plugin
         recomputes = bool(plugin.activation_checkpointing)
@@ -76,6 +78,11 @@ def loading_like_policy(trainer: "PPOTrainer") -> Iterator[None]:
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`tensors`, each with all its shards, on the CPU where there were any; to be called on all processes at once."""
     return {name: _whole(tensor) for name, tensor in tensors.items()}
+
+
+def whole_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Shape of `tensor` with all its shards."""
+    return tuple(getattr(tensor, "ds_shape", tensor.shape))
 
 
 def _whole(tensor: Tensor) -> Tensor:

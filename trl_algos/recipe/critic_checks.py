@@ -1,0 +1,95 @@
+"""What can be found wrong with a recipe's critic: the model or saved critic it starts from, and a checkpoint's."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trl_algos.errors import ConfigError
+from trl_algos.models.critic_folder import about_critic, base_problems, critic_folder_problems, is_critic_folder
+from trl_algos.models.folder import ENCODER, is_encoder, model_problems, read_json
+from trl_algos.settings.critic import critic_has_lora, has_critic
+
+_KEY = "critic_model_name_or_path"
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+"""Names under which a model's config has the width of its hidden states."""
+
+
+def critic_problems(values: Mapping[str, Any], policy: str | None) -> Iterator[str]:
+    """A message for each thing about the critic that keeps a run from starting.
+
+    Args:
+        values: a recipe's settings, resolved.
+        policy: folder of the policy's model, where it lies here.
+    """
+    if not has_critic(values):
+        return
+    path = values[_KEY]
+    if is_critic_folder(path):
+        yield from (f"`{_KEY}`: {problem}" for problem in _saved_problems(values, path, policy))
+    elif path is not None:
+        yield from _start_problems(values, path, policy)
+    checkpoint = _checkpoint(values)
+    if checkpoint is not None:
+        folder = os.path.join(checkpoint, "critic")
+        for problem in critic_folder_problems(folder, *_form(values), _width_read(values, policy)):
+            yield f"`resume_from_checkpoint`: {problem}"
+
+
+def _form(values: Mapping[str, Any]) -> tuple[str, bool]:
+    return values["critic"], critic_has_lora(values["critic"], values["use_peft"])
+
+
+def _saved_problems(values: Mapping[str, Any], path: str, policy: str | None) -> Iterator[str]:
+    problems = critic_folder_problems(path, *_form(values), _width_read(values, policy))
+    yield from problems
+    if not problems:
+        yield from base_problems(about_critic(path), path, policy or values["model_name_or_path"])
+
+
+def _start_problems(values: Mapping[str, Any], path: str, policy: str | None) -> Iterator[str]:
+    problems = model_problems(_KEY, path, (), values["trust_remote_code"])
+    yield from problems
+    if problems or not os.path.isdir(path):
+        return
+    config = read_json(Path(path) / "config.json")
+    if is_encoder(config):
+        yield f"`{_KEY}`: {path!r} is {ENCODER}"
+        return
+    tokens = [_tokens(folder) for folder in (path, policy)]
+    if None not in tokens and tokens[0] != tokens[1]:
+        yield f"`{_KEY}`: {path!r} has another tokenizer than the policy: it would read other tokens."
+
+
+def _width_read(values: Mapping[str, Any], policy: str | None) -> int | None:
+    """Width of the policy's hidden states where the critic reads them; None where it does not, or nobody knows."""
+    if values["critic"] == "separate" or policy is None:
+        return None
+    try:
+        config = read_json(Path(policy) / "config.json")
+    except ConfigError:  # complained of as a model's folder
+        return None
+    config = config.get("text_config") or config
+    return next((config[name] for name in _WIDTHS if isinstance(config.get(name), int)), None)
+
+
+def _tokens(folder: str | None) -> Any:
+    """The vocabulary in a folder's tokenizer.json, its added tokens included; None where it has none."""
+    try:
+        tokenizer = read_json(Path(folder or "") / "tokenizer.json")
+        added = sorted((token["id"], token["content"]) for token in tokenizer.get("added_tokens") or [])
+        return tokenizer["model"]["vocab"], added
+    except (ConfigError, KeyError, TypeError):
+        return None
+
+
+def _checkpoint(values: Mapping[str, Any]) -> str | None:
+    """The folder to resume from, where there is one."""
+    resume, output = values["resume_from_checkpoint"], values["output_dir"]
+    if resume in (None, "false"):
+        return None
+    if resume != "true":
+        return str(resume) if os.path.isdir(resume) else None
+    folders = [path for path in Path(output).glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    steps = {int(step): str(path) for path in folders if (step := path.name.rpartition("-")[2]).isdecimal()}
+    return steps[max(steps)] if steps else None
