@@ -45,6 +45,10 @@ def _alone(case: str, folder: str, jointly: bool) -> dict[str, Any]:
 
 def _clip_jointly(self: Any, model: torch.nn.Module) -> torch.Tensor:
     self.append_metrics({"value/learning_rate": self.optimizer.param_groups[-1]["lr"]})
+    critic = {id(p) for p in self.critic.parameters()}
+    for parameter in model.parameters():
+        if not self.learners.policy and id(parameter) not in critic:
+            parameter.grad = None
     return torch.nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm or torch.inf)
 
 

@@ -80,7 +80,7 @@ class PPOTrainer(PolicyTrainer):
         passed = self._step // int(self.args.steps_per_generation or 1) % self.num_iterations
         self.learners = learners(self.args, self.state.global_step, passed)
         self.critic.alone = not self.learners.policy
-        if self.is_deepspeed_enabled and 0 < self.state.global_step == self.args.critic_warmup_steps:
+        if is_sharded(self) and 0 < self.state.global_step == self.args.critic_warmup_steps:
             forget_policy(self.optimizer)  # which saw gradients of 0: elsewhere there are none
 
     # Values, and what they are taught
@@ -198,7 +198,7 @@ class PPOTrainer(PolicyTrainer):
             policy = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
             self.accelerator.unscale_gradients()
             for learns, parameters in zip(self.learners, (policy, critic), strict=True):
-                for parameter in () if learns else parameters:
+                for parameter in () if learns or is_sharded(self) else parameters:
                     parameter.grad = None  # not 0: that would let weight decay and momentum go on
             norm = clip(policy, self.args.max_grad_norm)
             values["value/grad_norm"] = clip(critic, self.args.critic_max_grad_norm).item()
