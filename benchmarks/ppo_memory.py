@@ -119,9 +119,9 @@ def main() -> None:
         f"A Llama of {HIDDEN} x {LAYERS}, vocabulary {VOCABULARY}, float32, {ROWS} rows of {PROMPT} + {COMPLETION} "
         "tokens a step, AdamW, KL to a reference in the",
         "reward: with LoRA the reference is the base with its adapters off, else a second model. Counted in MiB:",
-        "parameters, gradients and optimizer state. Measured in MiB: the peak of the process, less what it held before",
-        f"the model was made ({min(first)} to {max(first)}). Policy and critic are trained by one backward pass, so what",
-        "both forward passes keep for it is there at once: little with checkpointing (TRL's default), all without.",
+        "parameters, gradients and optimizer state. Measured in MiB: the peak of the process, less what it held",
+        f"before the model was made ({min(first)} to {max(first)}). One backward pass trains both models, so what",
+        "their forward passes keep for it is there at once: little with checkpointing (TRL's default), all without.",
         "",
         *(line for checkpointing, of_one in results.items() for line in lines_of(checkpointing, of_one)),
     ]

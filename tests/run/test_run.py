@@ -129,7 +129,7 @@ def test_every_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_example_of_a_reward_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reward model scores right sums 1 above wrong ones, as TRL has it read them, and PPO's critic starts from it."""
+    """The reward model scores right sums 1 above wrong ones, as TRL has it read them; the critic starts from it."""
     words = ["--reward_steps=60", "--ppo_steps=2", "--held_out_prompts=20", f"--output_dir={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["reward_model_then_ppo.py", *words])
     variables = runpy.run_path(str(ROOT / "examples/reward_model_then_ppo.py"))
