@@ -1,10 +1,13 @@
-"""Every algorithm without a critic on the bundled task at the same rollout budget: held-out accuracy, over seeds.
+"""Every algorithm on the bundled task at the same rollout budget: held-out accuracy, over seeds.
 
-    python benchmarks/algorithms.py        # all algorithms x 3 seeds, about half an hour on two cores
+    python benchmarks/algorithms.py                    # all x 3 seeds, about half an hour on two cores
+    python benchmarks/algorithms.py --only ppo vapo    # these, and the other rows as they were
 
 Writes benchmarks/results/algorithms.md. Each run samples 150 batches of 256 completions and takes two optimizer steps
-on each, with the quickstart's learning rate. Nothing is tuned per algorithm: the table shows that all of them learn,
-not which one is best. Settings are the rows' own, but for DAPO's length penalty: all answers have the same length.
+on each, with the quickstart's learning rate, and ten times that for critics, which start from nothing. Nothing is
+tuned per algorithm: the table shows that all of them learn, not which one is best. Settings are the rows' own, but for
+what the budget or the answers' length decide: no length penalty, one pass over each batch, and VAPO's alpha, which
+makes lambda 0 for answers this short.
 """
 
 import json
@@ -16,13 +19,17 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rows import kept_rows, rows_to_run
+
 from trl_algos import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
-KEYS = [key for key, row in ALGORITHMS.items() if "critic" not in row.needs]  # ppo_learns.py has the others
 SEEDS = (1, 2, 3)
 STEPS = 300
 TABLE = ROOT / "benchmarks" / "results" / "algorithms.md"
+CRITIC = ["--num_iterations=1", "--critic_learning_rate=3e-3"]
+OWN = {"ppo": CRITIC, "dual_clip_ppo": CRITIC, "vapo": [*CRITIC, "--length_adaptive_alpha=2"]}
+"""Algorithm -> settings of its own, beside its row's."""
 Figures = dict[str, float]
 
 
@@ -35,6 +42,7 @@ def run(key: str, seed: int, folder: Path) -> Figures:
             *(sys.executable, "-m", "trl_algos", "train", "recipes/quickstart.yaml"),
             *words,
             f"--num_generations={generations}",
+            *OWN.get(key, []),
         ],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -50,28 +58,32 @@ def run(key: str, seed: int, folder: Path) -> Figures:
     }
 
 
+def line(key: str, figures: list[Figures]) -> str:
+    """A row of the table."""
+    sampled, greedy = ([f[f"{kind} after"] for f in figures] for kind in ("sampled", "greedy"))
+    spread = f"{min(sampled):.3f} - {max(sampled):.3f}"
+    return f"| {key} | {statistics.fmean(sampled):.3f} | {spread} | {statistics.fmean(greedy):.3f} |"
+
+
 def main() -> None:
+    keys = rows_to_run(ALGORITHMS)
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:
         jobs = {
-            (key, seed): pool.submit(run, key, seed, Path(scratch) / f"{key}-{seed}") for key in KEYS for seed in SEEDS
+            (key, seed): pool.submit(run, key, seed, Path(scratch) / f"{key}-{seed}") for key in keys for seed in SEEDS
         }
-        results = {key: [jobs[key, seed].result() for seed in SEEDS] for key in KEYS}
-    before = results["grpo"][0]
+        results = {key: [jobs[key, seed].result() for seed in SEEDS] for key in keys}
+    before = results[keys[0]][0]
+    rows = kept_rows(TABLE, ALGORITHMS) | {key: line(key, figures) for key, figures in results.items()}
     lines = [
         "# All algorithms at one rollout budget",
         "",
-        f"Before: sampled {before['sampled before']:.3f}, greedy {before['greedy before']:.3f}.",
+        f"Before: sampled {before['sampled before']:.3f}, greedy {before['greedy before']:.3f}. "
         f"After: {STEPS} optimizer steps, 256 completions per two steps; mean and range over {len(SEEDS)} seeds.",
         "",
         "| algorithm | sampled accuracy | range | greedy accuracy |",
         "|---|---:|---:|---:|",
+        *sorted(rows.values(), key=lambda row: -float(row.split("|")[2])),
     ]
-    for key, figures in sorted(
-        results.items(), key=lambda item: -statistics.fmean(f["sampled after"] for f in item[1])
-    ):
-        sampled, greedy = [f["sampled after"] for f in figures], [f["greedy after"] for f in figures]
-        spread = f"{min(sampled):.3f} - {max(sampled):.3f}"
-        lines.append(f"| {key} | {statistics.fmean(sampled):.3f} | {spread} | {statistics.fmean(greedy):.3f} |")
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text("\n".join([*lines, ""]))
     print(TABLE.read_text())

@@ -26,10 +26,12 @@ from trl_algos.recipe.reading import read_recipe
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.yaml"))}
-OTHERS = {"quickstart": "dapo", "reasoning_gym": "dr_grpo"}
+OTHERS = {"quickstart": "dapo", "ppo_arithmetic": "ppo", "reasoning_gym": "dr_grpo"}
 """Recipes that are not named after their algorithm."""
 ALGORITHM_OF = {**{key: key for key in ALGORITHMS}, **OTHERS}
-FULL = [name for name in FILES if name != "quickstart"]
+BUNDLED = ("quickstart", "ppo_arithmetic")
+"""Recipes for the bundled model and task."""
+FULL = [name for name in FILES if name not in BUNDLED]
 """Recipes for a GPU, whose header has all parts."""
 
 WATCHED = re.compile(r"^#   ([\w*]+(?:/[\w*]+)*)  +\S", re.MULTILINE)
