@@ -9,6 +9,7 @@ from trl_algos.algorithms import CORRECTION_MODE
 from trl_algos.core import masked_mean, rollout_correction
 from trl_algos.trainers.metrics import StepMetrics
 from trl_algos.trainers.rollout import loss_mask
+from trl_algos.trainers.sampling.old_logps import known_old_logps
 
 if TYPE_CHECKING:
     from trl_algos.trainers.policy_trainer import PolicyTrainer
@@ -42,8 +43,7 @@ def behaviour_logps(trainer: "PolicyTrainer", inputs: dict[str, Any], logps: Ten
     They are those of the policy before the update, which are the current ones where generation was on-policy; with
     `ratio_reference: engine` those that the engine reports, where it reports some.
     """
-    old_logps = inputs.get("old_per_token_logps")
-    old_logps = logps.detach() if old_logps is None else old_logps
+    old_logps = known_old_logps(inputs, logps)
     engine_logps = inputs.get("sampling_per_token_logps")
     if trainer.args.ratio_reference == "engine" and engine_logps is not None:
         return torch.where(engine_logps.isnan(), old_logps, engine_logps)

@@ -12,6 +12,7 @@ To change the advantage in a subclass, override `estimate_advantages`; to add an
 import inspect
 import math
 from pathlib import Path
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
@@ -53,6 +54,13 @@ from trl_algos.trainers.rollout import (
     local_rows,
     loss_mask,
 )
+from trl_algos.trainers.sampling.accounts import Accounts, sampling_metrics
+from trl_algos.trainers.sampling.collector import Collector, PromptsEnded, make_collector
+from trl_algos.trainers.sampling.groups import Generated, Group
+from trl_algos.trainers.sampling.old_logps import put_old_logps
+from trl_algos.trainers.sampling.plain import sampled_of
+from trl_algos.trainers.sampling.replay import Interrupted, Replay, own_rows, replaying
+from trl_algos.trainers.sampling.state import load_state, save_state
 
 
 class PolicyTrainer(GRPOTrainer):
@@ -125,6 +133,11 @@ class PolicyTrainer(GRPOTrainer):
         self._window_batches: list[Any] = []
         self._window: list[dict[str, Any]] = []
         self._rollouts: list[Rollout] = []
+        self.accounts = Accounts()
+        self.collector: Collector | None = make_collector(self) if args.dynamic_sampling else None
+        self.generation_seconds = 0.0  # of the last generation
+        self._replay: Replay | None = None
+        self._interrupting = False
 
     def _check_class(self, estimator: str) -> None:
         """Refuse an algorithm that is another class's."""
@@ -150,6 +163,13 @@ class PolicyTrainer(GRPOTrainer):
         """Raise `ValueError` where the prompts cannot fill one generation batch, or lack a chat template."""
         needed = self.args.generation_batch_size // self.num_generations
         check_prompts(self.train_dataset, needed, self.processing_class)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """An epoch of TRL's data loader; prompts that dynamic sampling draws may end before it does."""
+        try:
+            super()._run_epoch(*args, **kwargs)
+        except PromptsEnded:
+            self.control.should_training_stop = True
 
     # 1. The optimizer window
 
@@ -272,17 +292,32 @@ class PolicyTrainer(GRPOTrainer):
         scores = (scores_per_func * weights).nansum(dim=1)
         return torch.where(scores_per_func.isnan().all(dim=1), torch.nan, scores)
 
+    def judged_rewards(self, scores_per_func: Tensor) -> Tensor:
+        """(N,) rewards that dynamic sampling judges groups by: without length shaping, NaN where not scorable."""
+        if self.args.dynamic_sampling_metric is None:
+            return self.weighted_scores(scores_per_func)
+        return scores_per_func[:, self.reward_func_names.index(self.args.dynamic_sampling_metric)]
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """TRL's (N, F) rewards over all ranks, kept for the rollout together with the completions' lengths."""
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self._replay is None:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        else:
+            rewards = self._replay.rewards
+            self._pending_extra_logs.update(self._replay.columns)
         self._scored = rewards, [len(ids) for ids in completion_ids_list]
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch, without its advantages: in training `_open_window` adds them, for all batches of the step."""
-        output = super()._generate_and_score_completions(inputs)
+        if self.collector is not None and self.model.training:
+            inputs, output = self._from_groups(self.collector.collect(alone=not self._rollouts))
+        else:
+            output = super()._generate_and_score_completions(inputs)
         correct_engine_mismatch(self, output)
         rollout = self._collect(inputs, output)
+        if self.collector is None or not self.model.training:
+            self._account(rollout)
         del output["advantages"]
         if self.model.training:
             self._rollouts.append(rollout)
@@ -293,6 +328,25 @@ class PolicyTrainer(GRPOTrainer):
             if rollout.kl is not None:
                 self.append_metrics({"kl": masked_mean(rollout.kl, rollout.mask).item()})
         return output
+
+    def _from_groups(self, groups: list[Group]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """This rank's rows of `groups`, and TRL's batch of them."""
+        own = own_rows(self.accelerator, groups)
+        with replaying(self, Replay(groups, own, self.accelerator.device)) as replay:
+            output = super()._generate_and_score_completions(replay.inputs)
+        put_old_logps(output, replay.old_logps)
+        return replay.inputs, output
+
+    def generate_only(self, inputs: list[dict[str, Any]]) -> tuple[list[Any], Generated]:
+        """Prompts of `inputs` as TRL prepares them, and what it generates; its method is left before it scores."""
+        self._interrupting = True
+        try:
+            super()._generate_and_score_completions(inputs)
+        except Interrupted as interrupted:
+            return interrupted.prompts, interrupted.generated
+        finally:
+            self._interrupting = False
+        raise RuntimeError("`_generate` was not reached.")
 
     def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
         """The rollout of all ranks, from this rank's batch and what was kept while TRL made it."""
@@ -324,6 +378,14 @@ class PolicyTrainer(GRPOTrainer):
             else None,
         )
 
+    def _account(self, rollout: Rollout) -> None:
+        """Count a batch that was sampled as it came, by the measure of dynamic sampling."""
+        sampled = sampled_of(rollout, self.judged_rewards(rollout.scores_per_func), self.args, self.generation_seconds)
+        self.append_metrics(sampling_metrics([sampled]))
+        if self.model.training:
+            self.accounts.sampled(sampled)
+            self.accounts.trained(sampled.prompts, len(rollout), int(rollout.lengths.sum()))
+
     def _length_penalty(self, widths: Tensor) -> Tensor:
         """(N,) DAPO's soft overlong punishment of completions `widths` tokens long, tool output included."""
         if not self.args.overlong_buffer:
@@ -345,14 +407,24 @@ class PolicyTrainer(GRPOTrainer):
         self.kl_controller.update(kl_per_sequence, sequences)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """What was collected, where a batch is made of it; else TRL's generation."""
+        generated = self._newly_generated(prompts) if self._replay is None else self._replay.generated
+        if self._interrupting:
+            raise Interrupted(prompts, generated)
+        _, completion_ids, tool_mask, *_ = generated
+        self._generated_lengths = [sum(row) for row in tool_mask] if tool_mask else list(map(len, completion_ids))
+        return generated
+
+    def _newly_generated(self, prompts: list[Any]) -> Generated:
         """TRL's generation; a completion that came back empty is one masked EOS (see `empty_completions`)."""
         self._empty_rows: list[int] | None = None
+        started = perf_counter()
         prompt_ids, completion_ids, tool_mask, *rest = super()._generate(prompts)
+        self.generation_seconds = perf_counter() - started
         if self._empty_rows:
             tool_mask = tool_mask or [[1] * len(ids) for ids in completion_ids]
             for row in self._empty_rows:
                 tool_mask[row] = [0] * len(completion_ids[row])
-        self._generated_lengths = [sum(row) for row in tool_mask] if tool_mask else list(map(len, completion_ids))
         return prompt_ids, completion_ids, tool_mask, *rest
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -512,15 +584,29 @@ class PolicyTrainer(GRPOTrainer):
                 setattr(self.args, name, value)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self.args.should_save:  # first, so that a checkpoint which TRL has completed holds it
-            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            kl_control.save_state(self.kl_controller, Path(self._get_output_dir(trial=trial), folder))
+        # First, so that a checkpoint which TRL has completed holds it.
+        folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if self.args.should_save:
+            kl_control.save_state(self.kl_controller, folder)
+        if not self.args.save_only_model:
+            save_state(self, folder)
         super()._save_checkpoint(model, trial)
+
+    def save_before_end(self) -> str:
+        """Keep what the steps so far have taught, where checkpoints are asked for; says where the run stands."""
+        step, strategy = (
+            self.state.global_step,
+            str(getattr(self.args.save_strategy, "value", self.args.save_strategy)),
+        )
+        if strategy != "no" and step and not Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{step}").exists():
+            self._save_checkpoint(self.model, trial=None)
+        return self._standing()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             kl_control.load_state(self.kl_controller, Path(checkpoint))
+            load_state(self, Path(checkpoint))
 
 
 def _disable_functional_dropout(model: nn.Module) -> None:
