@@ -1,4 +1,4 @@
-"""A batch that was trained on as it was sampled, judged as dynamic sampling would have, so that runs can be compared."""
+"""A batch that was trained on as it was sampled, judged as dynamic sampling would have: so runs can be compared."""
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ def sampled_of(rollout: Rollout, rewards: Tensor, args: PolicyConfig, seconds: f
     size = len(rollout) // groups
     rewards, learned = rewards.view(groups, size), rollout.mask.any(dim=1).view(groups, size)
     return Sampled(
-        group_verdicts(rewards, learned, args.dynamic_sampling_tolerance) if size > 1 else (),
+        group_verdicts(rewards, learned, float(args.dynamic_sampling_tolerance or 0)) if size > 1 else (),
         rewards.nanmean(1).tolist(),
         rollout.lengths.view(groups, size).sum(1).tolist(),
         size,

@@ -1,4 +1,4 @@
-"""TRL's method for a batch, entered for its generation alone, and for a batch that was generated and rewarded before."""
+"""TRL's method for a batch: left after the generation, or entered with what was generated and rewarded before."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
