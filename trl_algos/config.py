@@ -132,8 +132,8 @@ class PolicyConfig(GRPOConfig):
     )
     overlong_penalty_factor: float | None = _unset("Penalty at max_completion_length, in reward units.")
     dynamic_sampling: bool | None = _unset(
-        "Sample prompts until the batch is full of groups whose rewards differ, the only ones that teach. Default: the "
-        "algorithm's, true for dapo."
+        "Sample prompts until the batch is full of groups whose rewards differ, the only ones that teach. Default: "
+        "the algorithm's, true for dapo."
     )
     dynamic_sampling_metric: str | None = _unset(
         "Name of the reward function that groups are judged by. Default: the weighted sum of all, without length "

@@ -14,11 +14,12 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers.trainer_utils import SaveStrategy
 
 from trl_algos.errors import ConfigError, SamplingError, counted, unknown_name
 from trl_algos.trainers.rollout import gather_rows
 from trl_algos.trainers.sampling.accounts import Sampled, sampling_metrics
-from trl_algos.trainers.sampling.groups import Completion, Group, blank, split
+from trl_algos.trainers.sampling.groups import Completion, Group, blank, split, unsavable
 from trl_algos.trainers.sampling.old_logps import add_old_logps
 from trl_algos.trainers.sampling.prompts import Drawn, Prompts
 from trl_algos.trainers.sampling.verdicts import CAUSES, INFORMATIVE, group_verdicts
@@ -49,6 +50,7 @@ class Collector:
         self.waiting: list[Group] = []
         """Informative groups that no batch had room for."""
         self._last: Group | None = None
+        self._is_first = True
         # One accepted group of one, so that the first round asks for what is missing.
         self._accepted = self._judged = 1.0
 
@@ -138,7 +140,9 @@ class Collector:
         """This rank's completions, and the (N, F) rewards of all ranks."""
         trainer = self._trainer
         prompts, generated = trainer.generate_only(inputs)
-        extra = generated[5]
+        *_, extra, images, tool_images = generated
+        if images is not None or any(tool_images):
+            raise ValueError("`dynamic_sampling`: true is not supported with images; set it to false.")
         for i, row in enumerate(inputs):
             row |= {name: values[i] if isinstance(values, list) else values for name, values in extra.items()}
         rewards = trainer._calculate_rewards(inputs, prompts, generated[3], generated[1])
@@ -169,9 +173,22 @@ class Collector:
             if keeps[group]:
                 completions = kept[taken : taken + size]
                 taken += size
-                self.waiting.append(Group(prompt.place, prompt.row, completions, rewards[group]))
+                self._keep(Group(prompt.place, prompt.row, completions, rewards[group]))
             else:
                 self._prompts.reject(prompt)
+
+    def _keep(self, group: Group) -> None:
+        """Put a group in the queue; the first one of a run shows whether a checkpoint can hold such groups."""
+        first, self._is_first = self._is_first, False
+        stranger = unsavable(group.state_dict(keep_row=self._prompts.streamed), "row") if first else None
+        if stranger and self._trainer.args.save_strategy != SaveStrategy.NO:
+            raise ConfigError(
+                [
+                    f"`dynamic_sampling`: groups that wait for the next step could not be saved: {stranger} is neither "
+                    "text nor a number, list or tensor. Drop the column or the field, or set `save_strategy` to no."
+                ]
+            )
+        self.waiting.append(group)
 
     # Too few
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 Generated = tuple[Any, ...]
 """What `GRPOTrainer._generate` returns: a list over rows, or None, for each of prompt ids, completion ids, tool mask,
 completions and engine log-probs; extra fields by name; images and tool images."""
@@ -58,7 +60,7 @@ class Group:
     old_logps: list[list[float]] | None = None
 
     def state_dict(self, keep_row: bool) -> dict[str, Any]:
-        """Plain values; the row where the data set cannot give it again."""
+        """For a checkpoint; with the row where the data set cannot give it again."""
         state = asdict(self)
         return state if keep_row else state | {"row": None}
 
@@ -66,6 +68,17 @@ class Group:
     def from_state(cls, state: dict[str, Any]) -> "Group":
         """Inverse of `state_dict`; `row` as it was kept."""
         return cls(**state | {"completions": [Completion(**c) for c in state["completions"]]})
+
+
+def unsavable(value: Any, name: str) -> str | None:
+    """Name and type of the first value within `value` that a checkpoint cannot hold, which pickles nothing."""
+    if isinstance(value, dict):
+        parts = [(str(key), part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(name, part) for part in value]
+    else:
+        return None if isinstance(value, str | int | float | Tensor | None) else f"`{name}` ({type(value).__name__})"
+    return next(filter(None, (unsavable(part, key) for key, part in parts)), None)
 
 
 def split(prompts: Sequence[Any], generated: Generated, columns: dict[str, list[Any]]) -> list[Completion]:

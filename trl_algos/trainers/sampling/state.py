@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.logging import get_logger
 
-from trl_algos.errors import ConfigError
 from trl_algos.trainers.sampling.accounts import Accounts
 
 if TYPE_CHECKING:
@@ -27,11 +26,11 @@ def save_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
     checkpoint.mkdir(parents=True, exist_ok=True)
     if trainer.args.should_save:
         collector = None if trainer.collector is None else trainer.collector.state_dict()
-        _write({"accounts": trainer.accounts.state_dict(), "collector": collector}, checkpoint / STATE_FILE)
+        torch.save({"accounts": trainer.accounts.state_dict(), "collector": collector}, checkpoint / STATE_FILE)
     ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
     used_up = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0
     batches = None if used_up else trainer._buffered_inputs
-    _write({"ranks": ranks, "step": trainer._step, "batches": batches}, checkpoint / BATCH_FILE.format(rank=rank))
+    torch.save({"ranks": ranks, "step": trainer._step, "batches": batches}, checkpoint / BATCH_FILE.format(rank=rank))
     trainer.accelerator.wait_for_everyone()  # before the file that makes the checkpoint whole
 
 
@@ -49,22 +48,6 @@ def load_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
         logger.warning(f"{checkpoint} has no generation batch for this number of processes: one is sampled anew.")
         return
     trainer._step, trainer._buffered_inputs = batch["step"], batch["batches"]
-
-
-def _write(state: dict[str, Any], path: Path) -> None:
-    """Write, and read again: a value that only a pickle could hold would be missed when it is too late."""
-    torch.save(state, path)
-    try:
-        torch.load(path, weights_only=True)
-    except Exception as error:
-        path.unlink()
-        raise ConfigError(
-            [
-                "`dynamic_sampling`: groups that wait for the next step cannot be saved with the checkpoint: a column "
-                "of the stream, or a field of the rollout function, holds something else than numbers, text, lists "
-                f"and tensors: {str(error).splitlines()[0]}"
-            ]
-        ) from error
 
 
 def _read(path: Path) -> Any:
