@@ -10,21 +10,19 @@ To change the advantage in a subclass, override `estimate_advantages`; to add an
 """
 
 import inspect
-import math
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, get_last_checkpoint
 from trl import GRPOTrainer
 
 from trl_algos._compat import LOGPS_PARAMETERS
 from trl_algos.algorithms import ALGORITHMS, ROLLOUT_FIELDS, advantage_needs
 from trl_algos.config import PolicyConfig
 from trl_algos.core import (
-    PolicyLoss,
     aggregate_loss,
     aggregation_count,
     masked_fill_zero,
@@ -33,7 +31,6 @@ from trl_algos.core import (
     overlong_penalty,
     policy_loss,
 )
-from trl_algos.core.ratios import importance_log_ratio
 from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
@@ -41,14 +38,16 @@ from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_m
 from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
-from trl_algos.trainers.metrics import StepMetrics, record_loss, record_ratios, rollout_metrics
+from trl_algos.trainers.metrics import StepMetrics
 from trl_algos.trainers.prompt_checks import check_prompts
+from trl_algos.trainers.recording import record_rollout, record_step
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
 from trl_algos.trainers.reward_checks import checked_reward
 from trl_algos.trainers.rollout import (
     Rollout,
     Scores,
     at_width_of,
+    checked_advantages,
     concatenate,
     gather_rows,
     local_rows,
@@ -128,7 +127,6 @@ class PolicyTrainer(GRPOTrainer):
             for name in inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
             if name not in LOGPS_PARAMETERS
         ]
-        # Apart, since evaluation may come in the middle of an optimizer step.
         self._step_metrics = {"train": StepMetrics(), "eval": StepMetrics()}
         self._window_batches: list[Any] = []
         self._window: list[dict[str, Any]] = []
@@ -222,12 +220,16 @@ class PolicyTrainer(GRPOTrainer):
 
     def _logged_targets(self, rollout: Rollout) -> dict[str, Tensor]:
         targets = self.targets(rollout)
-        self._log_rollout(rollout, targets["advantages"])
+        record_rollout(self, rollout, targets["advantages"])
         return targets
 
     def targets(self, rollout: Rollout) -> dict[str, Tensor]:
         """What a loss compares a micro-batch with, by name: (N,) or (N, T), which end up in the micro-batches."""
-        return {"advantages": self._finished_advantages(rollout)}
+        return {
+            "advantages": checked_advantages(
+                self.estimate_advantages(rollout), rollout, per_token=self.args.ratio_level != "sequence"
+            )
+        }
 
     def _set_divisors(self, window: list[dict[str, Any]]) -> None:
         """Give each micro-batch the divisors of its losses: the whole window's over all ranks, per rank.
@@ -266,25 +268,6 @@ class PolicyTrainer(GRPOTrainer):
         if "baselines" in inputs and inputs["baselines"] is None:  # evaluation makes no greedy pass
             inputs["baselines"] = torch.zeros_like(rollout.scores)
         return function(**inputs, **self.args.advantage_arguments)
-
-    def _finished_advantages(self, rollout: Rollout) -> Tensor:
-        advantages = self.estimate_advantages(rollout)
-        shapes = [tuple(rollout.scores.shape)]
-        if self.args.ratio_level != "sequence":  # which has one ratio for one advantage
-            shapes.append(tuple(rollout.mask.shape))
-        if not isinstance(advantages, Tensor) or tuple(advantages.shape) not in shapes:
-            got = tuple(advantages.shape) if isinstance(advantages, Tensor) else type(advantages).__name__
-            raise ValueError(
-                f"`estimate_advantages` must return a tensor of shape {' or '.join(map(str, shapes))}, not {got}."
-            )
-        used = rollout.scorable if advantages.dim() == 1 else rollout.scorable[:, None] & rollout.mask.bool()
-        advantages = torch.where(used, advantages, torch.zeros_like(advantages)).detach().float()
-        if not advantages.isfinite().all():
-            raise FloatingPointError(
-                "`estimate_advantages` gave NaN or infinite advantages to completions that have a score. The cause is "
-                "the KL in the reward, where there is one, or the estimator."
-            )
-        return advantages
 
     def weighted_scores(self, scores_per_func: Tensor) -> Tensor:
         """(N,) weighted sum of (N, F) rewards over the functions that scored the row; NaN where none did."""
@@ -434,18 +417,6 @@ class PolicyTrainer(GRPOTrainer):
             self._empty_rows = empty
         return completion_ids, logprobs
 
-    def _log_rollout(self, rollout: Rollout, advantages: Tensor) -> None:
-        """Log what was sampled, and our advantages in the place of TRL's in its table of completions."""
-        metrics = self._metrics[self._mode]
-        if rollout.single_samples:
-            metrics.pop("frac_reward_zero_std", None)  # a group of one has no spread to speak of
-        self.append_metrics(rollout_metrics(rollout, advantages, bool(self.args.overlong_buffer)))
-        rows = advantages if advantages.dim() == 1 else masked_mean(advantages, rollout.mask, dim=1)
-        logged = self._logs["advantages"]
-        for _ in range(min(len(rows), len(logged))):
-            logged.pop()
-        logged.extend(rows.tolist())
-
     # 3. Loss
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -476,8 +447,8 @@ class PolicyTrainer(GRPOTrainer):
             loss = loss + self.router_aux_loss_coef * scores.aux_loss / self.accumulation_steps
         for part in self.extra_losses(scores, inputs, mask):
             loss = loss + part
-        self._step_metrics[self._mode].loss("total_loss", loss)
-        self._record(policy, scores, old_logps, kl, mask, inputs)
+        self.step_metrics.loss("total_loss", loss)
+        record_step(self, policy, scores, old_logps, kl, mask, inputs)
         return loss
 
     def extra_losses(self, scores: Scores, inputs: dict[str, Any], mask: Tensor) -> list[Tensor]:
@@ -504,8 +475,14 @@ class PolicyTrainer(GRPOTrainer):
         )
 
     @property
-    def _mode(self) -> str:
+    def mode(self) -> str:
+        """Train or eval, as TRL keeps metrics apart; evaluation may come in the middle of an optimizer step."""
         return "train" if self.model.training else "eval"
+
+    @property
+    def step_metrics(self) -> StepMetrics:
+        """What is collected for the current optimizer step, or evaluation."""
+        return self._step_metrics[self.mode]
 
     @property
     def accumulation_steps(self) -> int:
@@ -523,55 +500,10 @@ class PolicyTrainer(GRPOTrainer):
 
     # Metrics and state
 
-    def _record(
-        self,
-        policy: PolicyLoss,
-        scores: Scores,
-        old_logps: Tensor,
-        kl: Tensor | None,
-        mask: Tensor,
-        inputs: dict[str, Any],
-    ) -> None:
-        """Collect the metrics of a micro-batch; at the end of the optimizer step reduce and keep them."""
-        metrics = self._step_metrics[self._mode]
-        flags_rows = self.args.ratio_level == "sequence"
-        record_loss(metrics, policy, scores.entropies, kl, mask, flags_rows)
-        if scores.aux_loss is not None:
-            metrics.mean("aux_loss", scores.aux_loss, 1.0)
-        record_ratios(metrics, inputs, scores.logps.detach(), mask)
-        if self.args.surrogate == "cispo":  # TRL's: `clip_ratio/high_mean` counts either sign of the advantage
-            log_ratio = importance_log_ratio(scores.logps.detach(), old_logps, mask, self.args.ratio_level)
-            positive = (inputs["advantages"] > 0).view(len(mask), -1)
-            capped = (log_ratio > math.log1p(self.args.epsilon_high)) & positive
-            metrics.mean("cispo_clip_ratio", masked_mean(capped.expand_as(mask).float(), mask), mask.sum())
-        if self.accelerator.sync_gradients or not self.model.training:
-            self._finish_step(metrics.flush(self.accelerator))
-
-    def _finish_step(self, values: dict[str, float]) -> None:
-        """Keep the metrics of a finished optimizer step; stop before a step on a loss that is not finite."""
-        total_loss = values.pop("total_loss")
-        kl_per_sequence, sequences = values.pop("kl_per_sequence", None), values.pop("sequences", 0.0)
-        self.append_metrics(values)
-        if not self.model.training:
-            return
-        if not math.isfinite(total_loss):
-            parts = ", ".join(
-                f"{name} {values[name]:.4g}"
-                for name in ("policy_loss", "value/loss", "kl", "entropy")
-                if name in values
-            )
-            raise FloatingPointError(
-                f"The loss of step {self.state.global_step + 1} is {total_loss} ({parts}); the weights were not "
-                "updated. A log-prob of a trained token is NaN or infinite: lower `learning_rate`, or look at the "
-                "model's dtype."
-            )
-        if kl_per_sequence is not None and sequences:
-            self._update_kl_controller(kl_per_sequence, round(sequences))
-
     def append_metrics(self, values: dict[str, float]) -> None:
         """Keep metrics until TRL logs their mean."""
         for name, value in values.items():
-            self._metrics[self._mode][name].append(value)
+            self._metrics[self.mode][name].append(value)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         # The arguments are saved beside the weights.
@@ -594,11 +526,9 @@ class PolicyTrainer(GRPOTrainer):
 
     def save_before_end(self) -> str:
         """Keep what the steps so far have taught, where checkpoints are asked for; says where the run stands."""
-        step, strategy = (
-            self.state.global_step,
-            str(getattr(self.args.save_strategy, "value", self.args.save_strategy)),
-        )
-        if strategy != "no" and step and not Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{step}").exists():
+        step = self.state.global_step
+        saved = Path(self._get_output_dir(trial=None), f"{PREFIX_CHECKPOINT_DIR}-{step}").exists()
+        if self.args.save_strategy != SaveStrategy.NO and step and not saved:
             self._save_checkpoint(self.model, trial=None)
         return self._standing()
 

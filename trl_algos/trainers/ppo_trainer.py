@@ -109,7 +109,7 @@ class PPOTrainer(PolicyTrainer):
 
     def extra_losses(self, scores: Scores, inputs: dict[str, Any], mask: Tensor) -> list[Tensor]:
         """The value loss, and the likelihood of rows with a reward above 0 where it is asked for."""
-        metrics, kept = self._step_metrics[self._mode], value_mask(inputs)
+        metrics, kept = self.step_metrics, value_mask(inputs)
         clip_range = self.args.value_clip_range or None
         told = _present(scores.values), inputs["old_values"], inputs["returns"], kept, clip_range
         loss = value_loss(*told, normalizer=self.divisor(inputs, "value_tokens"))

@@ -184,8 +184,8 @@ class Collector:
         if stranger and self._trainer.args.save_strategy != SaveStrategy.NO:
             raise ConfigError(
                 [
-                    f"`dynamic_sampling`: groups that wait for the next step could not be saved: {stranger} is neither "
-                    "text nor a number, list or tensor. Drop the column or the field, or set `save_strategy` to no."
+                    f"`dynamic_sampling`: groups that wait for the next step could not be saved: {stranger} is not "
+                    "text, a number, a list or a tensor. Drop the column or the field, or set `save_strategy` to no."
                 ]
             )
         self.waiting.append(group)
