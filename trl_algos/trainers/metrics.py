@@ -161,18 +161,19 @@ def rollout_metrics(rollout: Rollout, advantages: Tensor, length_shaping: bool) 
         advantages: (N,) or (N, T).
         length_shaping: whether completions are punished for their length.
     """
-    kept = advantages if advantages.dim() == 1 else advantages[rollout.mask.bool()]
+    present = rollout.scorable | (rollout.lengths > 0)  # not those that stand for a group that was not found
+    kept = advantages[present] if advantages.dim() == 1 else advantages[rollout.mask.bool()]
     kept = kept if len(kept) else advantages.new_zeros(1)  # every completion was masked out
     values = {
         "policy/advantage_mean": kept.mean(),
         "policy/advantage_std": kept.std(unbiased=len(kept) > 1),
         "policy/advantage_min": kept.min(),
         "policy/advantage_max": kept.max(),
-        "reward/unscorable": (~rollout.scorable).float().mean(),
+        "reward/unscorable": (~rollout.scorable)[present].float().mean(),
     }
     if length_shaping:
-        values["reward/overlong_penalty"] = rollout.length_penalty.mean()
+        values["reward/overlong_penalty"] = rollout.length_penalty[present].mean()
     if not rollout.single_samples:
         informative = informative_groups(rollout.scores - rollout.length_penalty, rollout.groups)
-        values["reward/zero_variance_groups"] = 1 - informative.float().mean()
+        values["reward/zero_variance_groups"] = 1 - informative[present].float().mean()
     return {name: value.item() for name, value in values.items()}

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from trl import GRPOTrainer
 
 from trl_algos._compat import LOGPS_PARAMETERS
@@ -55,6 +55,7 @@ from trl_algos.trainers.rollout import (
 )
 from trl_algos.trainers.sampling.accounts import Accounts, sampling_metrics
 from trl_algos.trainers.sampling.collector import Collector, PromptsEnded, make_collector
+from trl_algos.trainers.sampling.ending import NothingLearned, end_run, learns_so_far
 from trl_algos.trainers.sampling.groups import Generated, Group
 from trl_algos.trainers.sampling.old_logps import put_old_logps
 from trl_algos.trainers.sampling.plain import sampled_of
@@ -134,6 +135,8 @@ class PolicyTrainer(GRPOTrainer):
         self.accounts = Accounts()
         self.collector: Collector | None = make_collector(self) if args.dynamic_sampling else None
         self.generation_seconds = 0.0  # of the last generation
+        self.teaches = True  # whether the current optimizer step has a token to learn from
+        self.add_callback(NothingLearned(self))
         self._replay: Replay | None = None
         self._interrupting = False
 
@@ -162,12 +165,12 @@ class PolicyTrainer(GRPOTrainer):
         needed = self.args.generation_batch_size // self.num_generations
         check_prompts(self.train_dataset, needed, self.processing_class)
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, **loop: Any) -> None:
         """An epoch of TRL's data loader; prompts that dynamic sampling draws may end before it does."""
         try:
-            super()._run_epoch(*args, **kwargs)
+            super()._run_epoch(**loop)
         except PromptsEnded:
-            self.control.should_training_stop = True
+            end_run(self, **loop)
 
     # 1. The optimizer window
 
@@ -191,22 +194,22 @@ class PolicyTrainer(GRPOTrainer):
         All generation batches drawn for the step come from the same policy, so they are one population: statistics
         over the batch and the loss divisor do not depend on how sampling and training were split up.
         """
-        self._window_batches, self._rollouts = [], []
-        first_step: int = self._step
+        self._window_batches, self._window, self._rollouts = [], [], []
+        if self.collector is not None:
+            self.collector.begin_step()
         generations: list[list[dict[str, Any]]] = []
-        window: list[dict[str, Any]] = []
-        for offset, batch in enumerate(batches):
-            self._step, known = first_step + offset, len(self._rollouts)
-            window.append(super()._prepare_inputs(batch))
+        for batch in batches:
+            known = len(self._rollouts)
+            self._window.append(super()._prepare_inputs(batch))
+            self._step += 1
             if len(self._rollouts) > known:
                 generations.append(self._buffered_inputs)
-        self._step = first_step
+        self._step -= len(self._window)
         if self._rollouts:
             rollout = concatenate(self._rollouts)
             self._assign_targets(rollout, generations)
             self._update_reward_kl(rollout)
-        self._set_divisors(window)
-        self._window = window
+        self._set_divisors(self._window)
 
     def _assign_targets(self, rollout: Rollout, generations: list[list[dict[str, Any]]]) -> None:
         """Write the targets into the buffered micro-batches; TRL has shuffled them, `rollout_row` tells rows apart."""
@@ -239,6 +242,7 @@ class PolicyTrainer(GRPOTrainer):
         counts = [self.loss_counts(batch) for batch in window]
         stacked = torch.stack([torch.stack(list(of_batch.values())) for of_batch in counts])
         totals = self.accelerator.reduce(stacked.sum(0), reduction="sum") / self.accelerator.num_processes
+        self.teaches = bool(totals.any())
         totals = totals.clamp(min=torch.finfo(totals.dtype).tiny)
         for batch in window:
             batch.update(zip(counts[0], totals, strict=True))
@@ -294,7 +298,7 @@ class PolicyTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch, without its advantages: in training `_open_window` adds them, for all batches of the step."""
         if self.collector is not None and self.model.training:
-            inputs, output = self._from_groups(self.collector.collect(alone=not self._rollouts))
+            inputs, output = self._from_groups(self.collector.collect(alone=not learns_so_far(self)))
         else:
             output = super()._generate_and_score_completions(inputs)
         correct_engine_mismatch(self, output)
@@ -523,14 +527,6 @@ class PolicyTrainer(GRPOTrainer):
         if not self.args.save_only_model:
             save_state(self, folder)
         super()._save_checkpoint(model, trial)
-
-    def save_before_end(self) -> str:
-        """Keep what the steps so far have taught, where checkpoints are asked for; says where the run stands."""
-        step = self.state.global_step
-        saved = Path(self._get_output_dir(trial=None), f"{PREFIX_CHECKPOINT_DIR}-{step}").exists()
-        if self.args.save_strategy != SaveStrategy.NO and step and not saved:
-            self._save_checkpoint(self.model, trial=None)
-        return self._standing()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

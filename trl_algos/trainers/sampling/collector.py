@@ -19,9 +19,10 @@ from transformers.trainer_utils import SaveStrategy
 from trl_algos.errors import ConfigError, SamplingError, counted, unknown_name
 from trl_algos.trainers.rollout import gather_rows
 from trl_algos.trainers.sampling.accounts import Sampled, sampling_metrics
+from trl_algos.trainers.sampling.ending import save_before_end
 from trl_algos.trainers.sampling.groups import Completion, Group, blank, split, unsavable
 from trl_algos.trainers.sampling.old_logps import add_old_logps
-from trl_algos.trainers.sampling.prompts import Drawn, Prompts
+from trl_algos.trainers.sampling.prompts import Drawn, Prompts, is_stream
 from trl_algos.trainers.sampling.verdicts import CAUSES, INFORMATIVE, group_verdicts
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Collector:
         self._trainer, self._prompts = trainer, prompts
         self.waiting: list[Group] = []
         """Informative groups that no batch had room for."""
+        self._handed_out: list[Group] = []  # to the optimizer step that is being prepared
         self._last: Group | None = None
         self._is_first = True
         # One accepted group of one, so that the first round asks for what is missing.
@@ -59,11 +61,15 @@ class Collector:
         """Share of the groups sampled lately that teach."""
         return self._accepted / self._judged
 
+    def begin_step(self) -> None:
+        """An optimizer step begins: what was handed out before has been trained on."""
+        self._handed_out = []
+
     def collect(self, alone: bool) -> list[Group]:
         """The groups of the next generation batch, over all ranks; blank ones where some could not be found.
 
         Args:
-            alone: whether the optimizer step has no other batch.
+            alone: whether the optimizer step has nothing else to learn from.
 
         Raises:
             PromptsEnded: no group is left, and `alone`.
@@ -77,10 +83,11 @@ class Collector:
             if not drawn:
                 break
             rounds.append(self._round(drawn))
-        batch, self.waiting = self.waiting[:needed], self.waiting[needed:]
-        missing = needed - len(batch)
+        missing = max(needed - len(self.waiting), 0)
         if missing:
-            self._judge_shortage(batch, needed, rounds, alone)
+            self._judge_shortage(needed, rounds, alone)
+        batch, self.waiting = self.waiting[:needed], self.waiting[needed:]
+        self._handed_out += batch
         add_old_logps(trainer, self.waiting)
         trainer.append_metrics(sampling_metrics(rounds, len(self.waiting), missing))
         tokens = sum(c.generated_tokens for group in batch for c in group.completions)
@@ -192,19 +199,22 @@ class Collector:
 
     # Too few
 
-    def _judge_shortage(self, batch: list[Group], needed: int, rounds: list[Sampled], alone: bool) -> None:
+    def _judge_shortage(self, needed: int, rounds: list[Sampled], alone: bool) -> None:
         """Go on with a batch that is not full, or raise."""
-        trainer, args = self._trainer, self._trainer.args
-        if self._prompts.ended:
-            if not batch and alone:
+        trainer, args, found = self._trainer, self._trainer.args, len(self.waiting)
+        step, nothing = trainer.state.global_step, alone and not self.waiting
+        if self._prompts.ended and (trainer.accounts.trained_groups or not nothing):
+            if nothing:
+                logger.warning(f"The data ended: the run is over after step {step} of {trainer.state.max_steps}.")
                 raise PromptsEnded
-            logger.info(f"The data ended: the last batch has {len(batch)} of {needed} groups.")
+            logger.warning(f"The data ended: step {step + 1} trains on {found} of {needed} groups.")
             return
-        message = _shortage(len(batch), needed, rounds, args.dynamic_sampling_max_rounds)
-        if args.dynamic_sampling_on_exhausted == "raise" or (not batch and alone):
-            kept = trainer.save_before_end()
-            raise SamplingError(f"{message} {kept}")
-        logger.warning(f"{message} Step {trainer.state.global_step + 1} trains on what there is.")
+        message = _shortage(found, needed, rounds, args.dynamic_sampling_max_rounds)
+        if nothing or args.dynamic_sampling_on_exhausted == "raise":
+            # The step is not taken, so its groups wait again.
+            self.waiting, self._handed_out = self._handed_out + self.waiting, []
+            raise SamplingError(f"{message} {save_before_end(trainer)}")
+        logger.warning(f"{message} Step {step + 1} trains on what there is.")
 
     def _blanks(self, count: int) -> list[Group]:
         if not count:
@@ -254,7 +264,7 @@ def make_collector(trainer: "PolicyTrainer") -> Collector:
     problems = list(_problems(trainer))
     if problems:
         raise ConfigError(problems)
-    if args.remove_unused_columns:
+    if args.remove_unused_columns and getattr(dataset, "column_names", None):
         dataset = trainer._remove_unused_columns(dataset, "training")
     return Collector(
         trainer,
@@ -275,7 +285,7 @@ def _problems(trainer: "PolicyTrainer") -> Iterator[str]:
         yield "`train_dataset`: none is given, and `dynamic_sampling` draws from it; set `dynamic_sampling` to false."
     if args.dynamic_sampling_metric not in (None, *names):
         yield unknown_name("dynamic_sampling_metric", args.dynamic_sampling_metric, names)
-    if args.dynamic_sampling_retry and not hasattr(dataset, "__getitem__"):
+    if args.dynamic_sampling_retry and is_stream(dataset):
         yield (
             f"`dynamic_sampling_retry`: {args.dynamic_sampling_retry!r} is not possible with a streamed data set, "
             "which has no rows to go back to."

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from torch.utils.data import IterableDataset
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Drawn:
 class Prompts:
     """Draws each prompt once per epoch, in the order of TRL's sampler, and rejected ones again at the epoch's end.
 
-    Every rank must draw alike; a stream is read by the first rank alone, since no two readings need be equal.
+    Every rank must draw alike; a stream is read by the first rank alone, since no two readings need be equal. Where
+    rejected prompts are to be drawn again, a draw stops at the end of its epoch: what it gave may be rejected yet.
 
     Args:
         dataset: rows by number, or a stream of rows.
@@ -54,7 +56,7 @@ class Prompts:
     ) -> None:
         self._dataset, self._accelerator, self._retries = dataset, accelerator, retries
         self._shuffle, self._seed = shuffle, seed
-        self.streamed = not hasattr(dataset, "__getitem__")
+        self.streamed = is_stream(dataset)
         self._limit = math.inf if epochs is None or self.streamed else math.ceil(epochs * len(dataset))
         if self.streamed and shuffle and hasattr(dataset, "shuffle"):
             self._dataset = dataset.shuffle(seed=seed)
@@ -89,8 +91,8 @@ class Prompts:
                 continue
             if self._queue:
                 drawn.append(self._again(self._queue.pop(0)))
-            elif self._drawn >= self._limit or not self._position:
-                break  # the end, or an epoch without any prompt
+            elif self._drawn >= self._limit or not self._position or (drawn and self._retries):
+                break  # the end, an epoch without any prompt, or one whose last prompts may come back
             else:
                 self._open_epoch(self._epoch + 1)
         return drawn
@@ -161,9 +163,18 @@ class Prompts:
                 read = [list(itertools.islice(self._rows, count))]
             except Exception as error:
                 read = [error]
+        failure = read[0] if isinstance(read[0], Exception) else None
         if self._accelerator.num_processes > 1:
-            broadcast_object_list(read)
-        if isinstance(read[0], Exception):
-            raise read[0]
+            # Its text alone: not every error can be sent.
+            read = broadcast_object_list([read[0] if failure is None else f"{type(failure).__name__}: {failure}"])
+        if failure is not None:
+            raise failure
+        if isinstance(read[0], str):
+            raise RuntimeError(f"The first process could not read the data: {read[0]}")
         rows: list[dict[str, Any]] = read[0]
         return rows
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a data set has no rows by number; one of `datasets` inherits a `__getitem__` that it does not have."""
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")

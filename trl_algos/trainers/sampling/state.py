@@ -43,12 +43,13 @@ def load_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
         trainer.accounts = Accounts(**state["accounts"])
         if trainer.collector is not None and state["collector"] is not None:
             trainer.collector.load_state_dict(state["collector"])
-    batch = _read(checkpoint / BATCH_FILE.format(rank=trainer.accelerator.process_index))
+    file = checkpoint / BATCH_FILE.format(rank=trainer.accelerator.process_index)
+    batch = _read(file, trainer.accelerator.device)
     if batch is None or batch["ranks"] != trainer.accelerator.num_processes:
         logger.warning(f"{checkpoint} has no generation batch for this number of processes: one is sampled anew.")
         return
     trainer._step, trainer._buffered_inputs = batch["step"], batch["batches"]
 
 
-def _read(path: Path) -> Any:
-    return torch.load(path, weights_only=True, map_location="cpu") if path.is_file() else None
+def _read(path: Path, device: torch.device | str = "cpu") -> Any:
+    return torch.load(path, weights_only=True, map_location=device) if path.is_file() else None
