@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 WORKER = Path(__file__).parent / "worker.py"
 DURATIONS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+DURATIONS |= {"sampling/generation_seconds", "sampling/uninformative_seconds"}
 
 
 def free_port() -> int:

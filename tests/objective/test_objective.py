@@ -80,6 +80,9 @@ def test_dapo_is_written_out_in_full():
         "objective: L = agg(l), minimised",
         "sampling: 4 prompts x 8 completions per process and generation, temperature 1; 2 optimizer steps on them, "
         "which train on each 2 times",
+        "dynamic sampling: prompts are sampled until the batch is full of those with max - min of the score without "
+        "penalty > 1e-06, in at most 10 rounds, after which those found are trained on; those left over wait for the "
+        "next batch with the log-probs of the policy that sampled them",
         "reward: score = sum of the reward functions + penalty; penalty = 0 for n ≤ 256 - 51; (256 - 51 - n) / 51 · "
         "0.5 "
         "from there to n = 256; -0.5 beyond, n = length in tokens; R = score",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from trl_algos.recipe.reading import Recipe
+from trl_algos.recipe.sampling import dynamic_sampling_doubts
 from trl_algos.settings.combinations import doubts
 
 
@@ -16,3 +17,4 @@ def recipe_doubts(recipe: Recipe) -> Iterator[str]:
             "`epsilon_high: 0.2` and `overlong_buffer: 0`."
         )
     yield from doubts(recipe.values)
+    yield from dynamic_sampling_doubts(recipe.values)

@@ -1,6 +1,6 @@
 """Settings of dynamic sampling: what they are when not set, and which cannot run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trl_algos.algorithms import Algorithm
@@ -14,22 +14,19 @@ _DEFAULTED = (
     "dynamic_sampling_max_rounds",
     "dynamic_sampling_on_exhausted",
     "dynamic_sampling_retry",
+    "dynamic_sampling_tolerance",
 )
 
 
 def resolve_sampling(resolution: Resolution, row: Algorithm) -> Iterator[str]:
-    """Fill the settings of dynamic sampling, or name those that were set where it is off.
-
-    The tolerance is filled always: runs without it are judged by the same measure in their summary.
-    """
+    """Fill the settings of dynamic sampling, or name those that were set where it is off."""
     values = resolution.values
     if not values["dynamic_sampling"]:
-        for name in (*_DEFAULTED, "dynamic_sampling_metric", "dynamic_sampling_range", "dynamic_sampling_tolerance"):
+        for name in (*_DEFAULTED, "dynamic_sampling_metric", "dynamic_sampling_range"):
             if values[name] is not None:
                 yield f"`{name}`: {values[name]!r} is not used: `dynamic_sampling` is false."
-        resolution.fill_default(row, "dynamic_sampling_tolerance")
         return
-    for name in (*_DEFAULTED, "dynamic_sampling_tolerance"):
+    for name in _DEFAULTED:
         resolution.fill_default(row, name)
     if values["num_generations"] < 2:
         yield (
@@ -50,4 +47,13 @@ def _range_problems(interval: Any) -> Iterator[str]:
         yield (
             f"`dynamic_sampling_range`: {interval!r} must be two numbers, the lower one first, such as [0, 1]: mean "
             "rewards between which a group is kept."
+        )
+
+
+def sampling_doubts(values: Mapping[str, Any]) -> Iterator[str]:
+    """A warning where dynamic sampling runs, but may not do what was meant; `values` are resolved settings."""
+    if values["dynamic_sampling"] and values["surrogate"] == "reinforce":
+        yield (
+            "Surrogate reinforce has no ratio: groups that `dynamic_sampling` keeps for the next step are trained on "
+            "as if the policy of that step had sampled them."
         )

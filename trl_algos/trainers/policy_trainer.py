@@ -55,7 +55,7 @@ from trl_algos.trainers.rollout import (
 )
 from trl_algos.trainers.sampling.accounts import Accounts, sampling_metrics
 from trl_algos.trainers.sampling.collector import Collector, PromptsEnded, make_collector
-from trl_algos.trainers.sampling.ending import NothingLearned, end_run, learns_so_far
+from trl_algos.trainers.sampling.ending import NothingLearned, end_run, learns_so_far, step_sampler
 from trl_algos.trainers.sampling.groups import Generated, Group
 from trl_algos.trainers.sampling.old_logps import put_old_logps
 from trl_algos.trainers.sampling.plain import sampled_of
@@ -164,6 +164,10 @@ class PolicyTrainer(GRPOTrainer):
         """Raise `ValueError` where the prompts cannot fill one generation batch, or lack a chat template."""
         needed = self.args.generation_batch_size // self.num_generations
         check_prompts(self.train_dataset, needed, self.processing_class)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """TRL's sampler; with dynamic sampling its rows are not read, and steps go on until the prompts end."""
+        return super()._get_train_sampler(dataset) if self.collector is None else step_sampler(self)
 
     def _run_epoch(self, **loop: Any) -> None:
         """An epoch of TRL's data loader; prompts that dynamic sampling draws may end before it does."""

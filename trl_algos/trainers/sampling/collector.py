@@ -20,7 +20,7 @@ from trl_algos.errors import ConfigError, SamplingError, counted, unknown_name
 from trl_algos.trainers.rollout import gather_rows
 from trl_algos.trainers.sampling.accounts import Sampled, sampling_metrics
 from trl_algos.trainers.sampling.ending import save_before_end
-from trl_algos.trainers.sampling.groups import Completion, Group, blank, split, unsavable
+from trl_algos.trainers.sampling.groups import Completion, Group, blank, row_fields, split, unsavable
 from trl_algos.trainers.sampling.old_logps import add_old_logps
 from trl_algos.trainers.sampling.prompts import Drawn, Prompts, is_stream
 from trl_algos.trainers.sampling.verdicts import CAUSES, INFORMATIVE, group_verdicts
@@ -151,7 +151,7 @@ class Collector:
         if images is not None or any(tool_images):
             raise ValueError("`dynamic_sampling`: true is not supported with images; set it to false.")
         for i, row in enumerate(inputs):
-            row |= {name: values[i] if isinstance(values, list) else values for name, values in extra.items()}
+            row |= row_fields(extra, i)
         rewards = trainer._calculate_rewards(inputs, prompts, generated[3], generated[1])
         columns = dict(trainer._pending_extra_logs)
         trainer._pending_extra_logs.clear()
@@ -187,7 +187,7 @@ class Collector:
     def _keep(self, group: Group) -> None:
         """Put a group in the queue; the first one of a run shows whether a checkpoint can hold such groups."""
         first, self._is_first = self._is_first, False
-        stranger = unsavable(group.state_dict(keep_row=self._prompts.streamed), "row") if first else None
+        stranger = unsavable(self._group_state(group), "row") if first else None
         if stranger and self._trainer.args.save_strategy != SaveStrategy.NO:
             raise ConfigError(
                 [
@@ -219,7 +219,8 @@ class Collector:
     def _blanks(self, count: int) -> list[Group]:
         if not count:
             return []
-        assert self._last is not None, "a batch without any group is refused before"  # noqa: S101
+        if self._last is None:
+            raise RuntimeError("A batch without any group, before there was one, should have been refused.")
         return [blank(self._last, self._trainer._tokenizer.eos_token_id)] * count
 
     # State
@@ -228,7 +229,8 @@ class Collector:
         """Plain values."""
         return {
             "prompts": self._prompts.state_dict(),
-            "waiting": [group.state_dict(keep_row=self._prompts.streamed) for group in self.waiting],
+            "waiting": [self._group_state(group) for group in self.waiting],
+            "last": None if self._last is None else self._group_state(self._last),
             "accepted": self._accepted,
             "judged": self._judged,
         }
@@ -236,11 +238,18 @@ class Collector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` stood."""
         self._prompts.load_state_dict(state["prompts"])
-        self.waiting = [Group.from_state(group) for group in state["waiting"]]
-        for group in self.waiting:
-            if not self._prompts.streamed:
-                group.row = self._prompts.row(group.place)
+        self.waiting = [self._group(group) for group in state["waiting"]]
+        self._last = None if state["last"] is None else self._group(state["last"])
         self._accepted, self._judged = state["accepted"], state["judged"]
+
+    def _group_state(self, group: Group) -> dict[str, Any]:
+        return group.state_dict(keep_row=self._prompts.streamed)
+
+    def _group(self, state: dict[str, Any]) -> Group:
+        group = Group.from_state(state)
+        if not self._prompts.streamed:
+            group.row = self._prompts.row(group.place)
+        return group
 
 
 def _shortage(found: int, needed: int, rounds: list[Sampled], most: int) -> str:

@@ -1,9 +1,12 @@
 """The end of a run whose data ended, and steps in which nothing is left to learn from."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
@@ -25,13 +28,34 @@ def end_run(
 ) -> None:
     """Close the epoch of TRL's loop, whose arguments these are: its step found no prompt any more."""
     trainer.control.should_training_stop = True
-    if trainer.state.global_step > trainer._globalstep_last_logged:  # a mean over no step is none
+    if (trainer.state.epoch or 0) > epoch:  # else the last one was closed, and this one has had no step
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         rate = trainer._get_learning_rate()
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss, None, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=rate
         )
     save_before_end(trainer)
+
+
+def step_sampler(trainer: "PolicyTrainer") -> Sampler[int]:
+    """Rows for TRL's data loader, which counts steps: as many as a full epoch may take, its last batch included."""
+    args = trainer.args
+    prompts = args.generation_batch_size // trainer.num_generations
+    batches = -(-len(trainer.train_dataset) // prompts)
+    return FirstRow(batches * args.generation_batch_size * args.steps_per_generation * args.num_iterations)
+
+
+class FirstRow(Sampler[int]):
+    """The first row of a data set, `count` times."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.repeat(0, self._count)
+
+    def __len__(self) -> int:
+        return self._count
 
 
 def save_before_end(trainer: "PolicyTrainer") -> str:

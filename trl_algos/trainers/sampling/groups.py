@@ -100,18 +100,28 @@ def split(prompts: Sequence[Any], generated: Generated, columns: dict[str, list[
             None if tool_mask is None else list(tool_mask[i]),
             completions[i],
             None if logprobs is None else list(logprobs[i]),
-            {name: values[i] if isinstance(values, list) else values for name, values in extra.items()},
+            row_fields(extra, i),
             {name: values[i] for name, values in columns.items()},
         )
         for i in rows
     ]
 
 
+def row_fields(extra: dict[str, Any], row: int) -> dict[str, Any]:
+    """What a rollout function returned besides for one row, as TRL hands it to reward functions."""
+    return {
+        name: values[row] if isinstance(values, list) else values
+        for name, values in extra.items()
+        if not isinstance(values, list) or row < len(values)
+    }
+
+
 def join(completions: Sequence[Completion]) -> Generated:
     """What `GRPOTrainer._generate` would have returned for these rows."""
     masked = any(c.tool_mask is not None for c in completions)
     logprobs = any(c.logprobs is not None for c in completions)
-    extra = {name: [c.extra.get(name) for c in completions] for name in completions[0].extra}
+    names = dict.fromkeys(name for c in completions for name in c.extra)
+    extra = {name: [c.extra.get(name) for c in completions] for name in names}
     return (
         [c.prompt_ids for c in completions],
         [c.completion_ids for c in completions],

@@ -28,7 +28,7 @@ def save_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
         collector = None if trainer.collector is None else trainer.collector.state_dict()
         torch.save({"accounts": trainer.accounts.state_dict(), "collector": collector}, checkpoint / STATE_FILE)
     ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
-    used_up = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0
+    used_up = trainer._step % (trainer.args.steps_per_generation * trainer.args.num_iterations) == 0
     batches = None if used_up else trainer._buffered_inputs
     torch.save({"ranks": ranks, "step": trainer._step, "batches": batches}, checkpoint / BATCH_FILE.format(rank=rank))
     trainer.accelerator.wait_for_everyone()  # before the file that makes the checkpoint whole
@@ -44,11 +44,11 @@ def load_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
         if trainer.collector is not None and state["collector"] is not None:
             trainer.collector.load_state_dict(state["collector"])
     file = checkpoint / BATCH_FILE.format(rank=trainer.accelerator.process_index)
-    batch = _read(file, trainer.accelerator.device)
-    if batch is None or batch["ranks"] != trainer.accelerator.num_processes:
+    saved = _read(file, trainer.accelerator.device)
+    if saved is None or saved["ranks"] != trainer.accelerator.num_processes:
         logger.warning(f"{checkpoint} has no generation batch for this number of processes: one is sampled anew.")
         return
-    trainer._step, trainer._buffered_inputs = batch["step"], batch["batches"]
+    trainer._step, trainer._buffered_inputs = saved["step"], saved["batches"]
 
 
 def _read(path: Path, device: torch.device | str = "cpu") -> Any:
