@@ -20,21 +20,24 @@ def correct_engine_mismatch(trainer: "PolicyTrainer", output: dict[str, Any]) ->
     if "importance_sampling_ratio" not in output:
         return
     mask = loss_mask(output)
+    log_ratio = output["old_per_token_logps"] - output["sampling_per_token_logps"]
     weights = rollout_correction(
-        output["old_per_token_logps"] - output["sampling_per_token_logps"],
+        log_ratio,
         mask,
         CORRECTION_MODE[trainer.vllm_importance_sampling_mode],
         trainer.vllm_importance_sampling_clip_min,
         trainer.vllm_importance_sampling_clip_max,
     )
     output["importance_sampling_ratio"] = weights
-    metrics, unused = StepMetrics(), ~mask.bool()
-    metrics.mean("mean", masked_mean(weights, mask), mask.sum())
-    metrics.lowest("min", weights.masked_fill(unused, torch.inf).min())
-    metrics.highest("max", weights.masked_fill(unused, 0.0).max())
-    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    metrics, unused, known = StepMetrics(), ~mask.bool(), mask.bool() & ~log_ratio.isnan()
+    ratio, difference = "importance_sampling_ratio", "sampling_logp_difference"
+    metrics.mean(f"{ratio}/mean", masked_mean(weights, mask), mask.sum())
+    metrics.lowest(f"{ratio}/min", weights.masked_fill(unused, torch.inf).min())
+    metrics.highest(f"{ratio}/max", weights.masked_fill(unused, 0.0).max())
+    metrics.mean(f"{difference}/mean", masked_mean(log_ratio.abs(), known), known.sum())
+    metrics.highest(f"{difference}/max", log_ratio.abs().masked_fill(~known, 0.0).max())
     for name, value in metrics.flush(trainer.accelerator).items():
-        logged[f"sampling/importance_sampling_ratio/{name}"][-1:] = [value]
+        trainer._metrics[trainer.mode][f"sampling/{name}"][-1:] = [value]
 
 
 def behaviour_logps(trainer: "PolicyTrainer", inputs: dict[str, Any], logps: Tensor) -> Tensor:

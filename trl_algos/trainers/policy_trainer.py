@@ -137,6 +137,7 @@ class PolicyTrainer(GRPOTrainer):
         self.generation_seconds = 0.0  # of the last generation
         self.teaches = True  # whether the current optimizer step has a token to learn from
         self.add_callback(NothingLearned(self))
+        self.train_sampler: Any = None  # None for a stream
         self._replay: Replay | None = None
         self._interrupting = False
 
@@ -167,7 +168,9 @@ class PolicyTrainer(GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """TRL's sampler; with dynamic sampling its rows are not read, and steps go on until the prompts end."""
-        return super()._get_train_sampler(dataset) if self.collector is None else step_sampler(self)
+        sampler = super()._get_train_sampler(dataset) if self.collector is None else step_sampler(self)
+        self.train_sampler = sampler  # for `load_state`, since it begins with its first order in a resumed run, too
+        return sampler
 
     def _run_epoch(self, **loop: Any) -> None:
         """An epoch of TRL's data loader; prompts that dynamic sampling draws may end before it does."""

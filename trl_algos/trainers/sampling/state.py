@@ -43,12 +43,20 @@ def load_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
         trainer.accounts = Accounts(**state["accounts"])
         if trainer.collector is not None and state["collector"] is not None:
             trainer.collector.load_state_dict(state["collector"])
+    _advance(trainer.train_sampler, int(trainer.state.epoch or 0))
     file = checkpoint / BATCH_FILE.format(rank=trainer.accelerator.process_index)
     saved = _read(file, trainer.accelerator.device)
     if saved is None or saved["ranks"] != trainer.accelerator.num_processes:
         logger.warning(f"{checkpoint} has no generation batch for this number of processes: one is sampled anew.")
         return
     trainer._step, trainer._buffered_inputs = saved["step"], saved["batches"]
+
+
+def _advance(sampler: Any, epochs: int) -> None:
+    """Draw the orders of whole epochs that TRL's sampler has had, as it draws them; others have no generator."""
+    if getattr(sampler, "generator", None) is not None:
+        for _ in range(epochs):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
 
 
 def _read(path: Path, device: torch.device | str = "cpu") -> Any:
