@@ -35,5 +35,5 @@ def _lines(sampling: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "seconds of generation", f"{sampling['generation_seconds']:.0f}", seconds
     rounds, short = sampling["rounds_per_batch"], sampling["short_batches"]
     if rounds["most"] > 1 or short:
-        lacking = f", {short:,} batches lack {sampling['missing_groups']:,} groups" if short else ""
+        lacking = f"; groups missing: {sampling['missing_groups']:,}" if short else ""
         yield "rounds per batch", f"{rounds['mean']:.2f}", f"at most {rounds['most']}{lacking}"

@@ -88,10 +88,10 @@ class Script:
         numbers = [int(prompt.split()[1][:-1]) for prompt in prompts]
         if not trainer.greedy:
             self.rounds.append(numbers[:: trainer.args.num_generations])
-        seen: dict[int, int] = {}
+        first = trainer.accelerator.process_index * len(prompts)
         ids = []
-        for number in numbers:
-            place = seen[number] = seen.get(number, -1) + 1
+        for row, number in enumerate(numbers, first):
+            place = 0 if trainer.greedy else row % trainer.args.num_generations  # a group may straddle two processes
             options = self.rewards[number]
             ids.append(completion(number, place, options[place % len(options)]))
         prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]

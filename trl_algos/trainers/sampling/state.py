@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.logging import get_logger
+from accelerate.utils import send_to_device
 
 from trl_algos.trainers.sampling.accounts import Accounts
 
@@ -45,11 +46,14 @@ def load_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
             trainer.collector.load_state_dict(state["collector"])
     _advance(trainer.train_sampler, int(trainer.state.epoch or 0))
     file = checkpoint / BATCH_FILE.format(rank=trainer.accelerator.process_index)
-    saved = _read(file, trainer.accelerator.device)
+    saved = _read(file)
     if saved is None or saved["ranks"] != trainer.accelerator.num_processes:
         logger.warning(f"{checkpoint} has no generation batch for this number of processes: one is sampled anew.")
         return
-    trainer._step, trainer._buffered_inputs = saved["step"], saved["batches"]
+    trainer._step, trainer._buffered_inputs = (
+        saved["step"],
+        send_to_device(saved["batches"], trainer.accelerator.device),
+    )
 
 
 def _advance(sampler: Any, epochs: int) -> None:
@@ -59,5 +63,5 @@ def _advance(sampler: Any, epochs: int) -> None:
             torch.randperm(sampler.num_samples, generator=sampler.generator)
 
 
-def _read(path: Path, device: torch.device | str = "cpu") -> Any:
-    return torch.load(path, weights_only=True, map_location=device) if path.is_file() else None
+def _read(path: Path) -> Any:
+    return torch.load(path, weights_only=True, map_location="cpu") if path.is_file() else None
