@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "the data end": {"pattern": "twttwttt", "rows": 12, "num_generations": 3, "max_steps": -1, "num_train_epochs": 1},
     "too few": {"pattern": "twwtttww", "rows": 8, "dynamic_sampling_max_rounds": 1},
     "carried": {"pattern": "wwwttttttttttttt", "rows": 8, "learning_rate": 0.5},
-    "stream": {"pattern": "twtwtttt", "rows": 8, "streamed": True},
+    "stream": {"pattern": "twtwtwtw", "rows": 8, "streamed": True},
     "two batches a step": {
         "pattern": "twtt" * 4,
         "rows": 4,
