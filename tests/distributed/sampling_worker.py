@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "groups across ranks": {"pattern": "twtw" * 3, "rows": 12, "num_generations": 3},
     # 4 rows: rewards are equal on every process, and differ between them
     "differs between ranks": {"pattern": "twtw" * 2, "rows": 4},
-    "the data end": {"pattern": "twttwttt", "rows": 12, "num_generations": 3, "max_steps": -1, "num_train_epochs": 1},
+    "the data end": {"pattern": "tttttww", "rows": 12, "num_generations": 3, "max_steps": -1, "num_train_epochs": 1},
     "too few": {"pattern": "twwtttww", "rows": 8, "dynamic_sampling_max_rounds": 1},
     "carried": {"pattern": "wwwttttttttttttt", "rows": 8, "learning_rate": 0.5},
     "stream": {"pattern": "twtwtwtw", "rows": 8, "streamed": True},

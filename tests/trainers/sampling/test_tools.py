@@ -41,7 +41,7 @@ class Talk:
         encode = trainer.processing_class
         texts = []
         for ids in prompt_ids:
-            number, *later = [n for n in digits(ids) if n in self.right or n % 2 == 0 and n // 2 in self.right]
+            number, *later = [n for n in digits(ids) if n in self.right or (n % 2 == 0 and n // 2 in self.right)]
             if not later:
                 texts.append(call(number))
                 continue
