@@ -4,7 +4,8 @@
 
 Writes benchmarks/results/algorithms.md. Each run samples 150 batches of 256 completions and takes two optimizer steps
 on each, with the quickstart's learning rate. Nothing is tuned per algorithm: the table shows that all of them learn,
-not which one is best. Settings are the rows' own, but for DAPO's length penalty: all answers have the same length.
+not which one is best. Settings are the rows' own, but for DAPO's length penalty, since all answers have the same
+length, and its dynamic sampling, which samples more than the others may (see dynamic_sampling.py).
 """
 
 import json
@@ -29,6 +30,7 @@ Figures = dict[str, float]
 def run(key: str, seed: int, folder: Path) -> Figures:
     """Train one algorithm with one seed and return its held-out accuracies."""
     words = [f"--algorithm={key}", f"--seed={seed}", f"--output_dir={folder}", f"--max_steps={STEPS}", "--plot=false"]
+    words.append("--dynamic_sampling=false")
     generations = ALGORITHMS[key].defaults.get("num_generations", 8)
     subprocess.run(
         [
