@@ -53,12 +53,13 @@ from trl_algos.trainers.rollout import (
     local_rows,
     loss_mask,
 )
-from trl_algos.trainers.sampling.accounts import Accounts, sampling_metrics
-from trl_algos.trainers.sampling.collector import Collector, PromptsEnded, make_collector
+from trl_algos.trainers.sampling.accounts import Accounts
+from trl_algos.trainers.sampling.collector import Collector, PromptsEnded
 from trl_algos.trainers.sampling.ending import NothingLearned, end_run, learns_so_far, step_sampler
 from trl_algos.trainers.sampling.groups import Generated, Group
+from trl_algos.trainers.sampling.making import make_collector
 from trl_algos.trainers.sampling.old_logps import put_old_logps
-from trl_algos.trainers.sampling.plain import sampled_of
+from trl_algos.trainers.sampling.plain import account
 from trl_algos.trainers.sampling.replay import Interrupted, Replay, own_rows, replaying
 from trl_algos.trainers.sampling.state import load_state, save_state
 
@@ -311,7 +312,7 @@ class PolicyTrainer(GRPOTrainer):
         correct_engine_mismatch(self, output)
         rollout = self._collect(inputs, output)
         if self.collector is None or not self.model.training:
-            self._account(rollout)
+            account(self, rollout)
         del output["advantages"]
         if self.model.training:
             self._rollouts.append(rollout)
@@ -371,14 +372,6 @@ class PolicyTrainer(GRPOTrainer):
             if training and "greedy_baseline" in self.needs
             else None,
         )
-
-    def _account(self, rollout: Rollout) -> None:
-        """Count a batch that was sampled as it came, by the measure of dynamic sampling."""
-        sampled = sampled_of(rollout, self.judged_rewards(rollout.scores_per_func), self.args, self.generation_seconds)
-        self.append_metrics(sampling_metrics([sampled]))
-        if self.model.training:
-            self.accounts.sampled(sampled)
-            self.accounts.trained(sampled.prompts, len(rollout), int(rollout.lengths.sum()))
 
     def _length_penalty(self, widths: Tensor) -> Tensor:
         """(N,) DAPO's soft overlong punishment of completions `widths` tokens long, tool output included."""

@@ -7,7 +7,6 @@ generated and rewarded already. So no log-prob, reference or value is computed f
 """
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +15,13 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers.trainer_utils import SaveStrategy
 
-from trl_algos.errors import ConfigError, SamplingError, counted, unknown_name
+from trl_algos.errors import ConfigError, SamplingError, counted
 from trl_algos.trainers.rollout import gather_rows
 from trl_algos.trainers.sampling.accounts import Sampled, sampling_metrics
 from trl_algos.trainers.sampling.ending import save_before_end
 from trl_algos.trainers.sampling.groups import Completion, Group, blank, row_fields, split, unsavable
 from trl_algos.trainers.sampling.old_logps import add_old_logps
-from trl_algos.trainers.sampling.prompts import Drawn, Prompts, is_stream
+from trl_algos.trainers.sampling.prompts import Drawn, Prompts
 from trl_algos.trainers.sampling.verdicts import CAUSES, INFORMATIVE, group_verdicts
 
 if TYPE_CHECKING:
@@ -261,47 +260,3 @@ def _shortage(found: int, needed: int, rounds: list[Sampled], most: int) -> str:
         f"(`dynamic_sampling_max_rounds`: {most}) and {counted(len(verdicts), 'prompt')}; the others: "
         f"{causes or 'none'}."
     )
-
-
-def make_collector(trainer: "PolicyTrainer") -> Collector:
-    """The collector that the settings of `trainer` ask for.
-
-    Raises:
-        ConfigError: the data or the reward functions do not go with the settings.
-    """
-    args, dataset = trainer.args, trainer.train_dataset
-    problems = list(_problems(trainer))
-    if problems:
-        raise ConfigError(problems)
-    if args.remove_unused_columns and getattr(dataset, "column_names", None):
-        dataset = trainer._remove_unused_columns(dataset, "training")
-    return Collector(
-        trainer,
-        Prompts(
-            dataset,
-            trainer.accelerator,
-            shuffle=trainer.shuffle_dataset,
-            seed=args.seed,
-            epochs=None if args.max_steps > 0 else args.num_train_epochs,
-            retries=args.dynamic_sampling_retry,
-        ),
-    )
-
-
-def _problems(trainer: "PolicyTrainer") -> Iterator[str]:
-    args, dataset, names = trainer.args, trainer.train_dataset, trainer.reward_func_names
-    if dataset is None:
-        yield "`train_dataset`: none is given, and `dynamic_sampling` draws from it; set `dynamic_sampling` to false."
-    if args.dynamic_sampling_metric not in (None, *names):
-        yield unknown_name("dynamic_sampling_metric", args.dynamic_sampling_metric, names)
-    if args.dynamic_sampling_retry and is_stream(dataset):
-        yield (
-            f"`dynamic_sampling_retry`: {args.dynamic_sampling_retry!r} is not possible with a streamed data set, "
-            "which has no rows to go back to."
-        )
-    images = {"image", "images"} & set(getattr(dataset, "column_names", None) or ())
-    if images:
-        yield (
-            f"`dynamic_sampling`: true is not supported with prompts that hold images (column {min(images)!r}); set "
-            "it to false."
-        )
