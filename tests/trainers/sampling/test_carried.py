@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from peft import LoraConfig
 from scripted import TEACHES, Script, completion, script_of, tag
 from torch import Tensor
 from transformers import LlamaModel
 
+LORA = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
 CARRYING = script_of("wwwttttttttttttt")
 """The first step finds prompts 3 to 7, and trains on four of them; the second one begins with prompt 7."""
 
@@ -131,6 +133,28 @@ def test_kl_in_the_reward_of_a_carried_group_is_that_of_the_policy_that_sampled_
     assert abs(run.logged("kl")[1]) > 1e-3
 
 
+def test_a_critic_in_an_adapter_stays_out_of_the_log_probs(tmp_path: Path, model_folder: str) -> None:
+    settings = {"algorithm": "vapo", "critic": "adapter", "critic_learning_rate": 0.5, "learning_rate": 0.5}
+    run = Script(CARRYING, tmp_path, trainer={"model": model_folder, "peft_config": LORA}, **settings)
+    expected: list[Tensor] = []
+    original = run.trainer._open_window
+
+    def spy(batches: Any) -> None:
+        model = run.trainer.model
+        if not expected:
+            with torch.no_grad():
+                expected.extend(logps_of(model, 7, number, reward) for number, reward in enumerate(TEACHES))
+        original(batches)
+
+    run.trainer._open_window = spy
+    run.train()
+    (second,) = run.batches[1:]
+    rows = [row for row in second["rollout_row"].argsort().tolist() if tag(second["completion_ids"][row]) == 7]
+    assert len(rows) == 2
+    for row, logps in zip(rows, expected, strict=True):
+        torch.testing.assert_close(second["old_per_token_logps"][row, : len(logps)], logps, rtol=0, atol=2e-5)
+
+
 # Too few groups
 
 ALGORITHMS = {
@@ -193,6 +217,7 @@ PASSES = {
     "KL in the reward": {"kl_placement": "reward", "beta": 0.1, "trainer": {"model": "folder"}},
     "critic of its own": {"algorithm": "ppo", "beta": 0.0, "critic": "separate", "trainer": {"model": "folder"}},
     "shared critic": {"algorithm": "vapo", "critic": "shared"},
+    "critic in an adapter": {"algorithm": "vapo", "critic": "adapter", "trainer": {"peft_config": LORA}},
 }
 
 
@@ -201,7 +226,7 @@ def test_no_forward_pass_sees_a_rejected_completion(case: str, tmp_path: Path, m
     """Rows of every pass of every model, told by the tokens that name a prompt: kept ones, or blank."""
     settings = copy.deepcopy(PASSES[case])
     if settings.get("trainer"):
-        settings["trainer"] = {"model": model_folder}
+        settings["trainer"]["model"] = model_folder
     run = Script(script_of("wtwtttrtwttttttt"), tmp_path, **settings)
     seen: list[int] = []
 
