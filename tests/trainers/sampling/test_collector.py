@@ -118,6 +118,14 @@ def test_however_steps_and_generations_lie_no_group_is_lost(
     assert not left  # fewer steps than the data loader has
 
 
+def test_what_is_left_of_a_batch_is_trained_on_where_the_data_end(tmp_path: Path) -> None:
+    """The second step begins with the second half of the second batch, and finds nothing for a third one."""
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "steps_per_generation": 2}
+    run = Script(script_of("ttttttttwwww"), tmp_path, max_steps=-1, num_train_epochs=1, **sizes).train()
+    assert Counter(p for batch in run.trained for p in batch) == dict.fromkeys(range(8), 2)
+    assert run.trainer.state.global_step == 2
+
+
 def test_a_constant_reward_ends_after_the_asked_rounds(tmp_path: Path) -> None:
     run = Script(script_of("wrcnwrcnwrcn"), tmp_path, dynamic_sampling_max_rounds=2)
     start = run.weights
