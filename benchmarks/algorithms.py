@@ -6,8 +6,9 @@
 Writes benchmarks/results/algorithms.md. Each run samples 150 batches of 256 completions and takes two optimizer steps
 on each, with the quickstart's learning rate, and ten times that for critics, which start from nothing. Nothing is
 tuned per algorithm: the table shows that all of them learn, not which one is best. Settings are the rows' own, but for
-what the budget or the answers' length decide: no length penalty, one pass over each batch, and VAPO's alpha, which
-makes lambda 0 for answers this short.
+what the budget or the answers' length decide: no length penalty, no dynamic sampling, which samples more than the
+others may (see dynamic_sampling.py), one pass over each batch, and VAPO's alpha, which makes lambda 0 for answers this
+short.
 """
 
 import json
@@ -36,6 +37,7 @@ Figures = dict[str, float]
 def run(key: str, seed: int, folder: Path) -> Figures:
     """Train one algorithm with one seed and return its held-out accuracies."""
     words = [f"--algorithm={key}", f"--seed={seed}", f"--output_dir={folder}", f"--max_steps={STEPS}", "--plot=false"]
+    words.append("--dynamic_sampling=false")
     generations = ALGORITHMS[key].defaults.get("num_generations", 8)
     subprocess.run(
         [

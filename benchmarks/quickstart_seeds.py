@@ -1,9 +1,9 @@
 """Held-out accuracy before and after the quickstart, over several seeds.
 
-    python benchmarks/quickstart_seeds.py            # about 75 s a seed on one core
+    python benchmarks/quickstart_seeds.py            # about a minute and a half a seed on one core
 
 Writes benchmarks/results/quickstart_seeds.md. Every seed has its own order of prompts and its own completions; the
-bundled model, the held-out prompts and the rollout budget are the same.
+bundled model, the held-out prompts and the number of optimizer steps are the same.
 """
 
 import json

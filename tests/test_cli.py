@@ -401,7 +401,10 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], model_f
     settings = {**SETTINGS, "output_dir": str(folder), "model_name_or_path": model_folder, "plot": False}
     del settings["dataset_test_split"]
     recipe.write_text(yaml.safe_dump(settings))
-    assert main(["train", str(recipe), "--algorithm", "dapo", "--overlong_buffer=0", "--max_steps", "2"]) == 0
+    words = ["train", str(recipe), "--algorithm", "dapo", "--overlong_buffer=0", "--max_steps", "2"]
+    assert main(words) == 1  # two prompts in three are right or wrong throughout
+    assert "`dynamic_sampling`: 0 of 1 groups that teach were found in 10 rounds" in capsys.readouterr().err
+    assert main([*words, "--dynamic_sampling", "false"]) == 0
     summary = json.loads((folder / "training_summary.json").read_text())
     assert (summary["algorithm"], summary["steps"], summary["settings"]["epsilon_high"]) == ("dapo", 2, 0.28)
     assert str(folder) in capsys.readouterr().out.replace("\n", "")

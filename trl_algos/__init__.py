@@ -11,7 +11,7 @@ from trl_algos._version import __version__
 if TYPE_CHECKING:
     from trl_algos.algorithms import ALGORITHMS, Algorithm, register
     from trl_algos.config import PolicyConfig
-    from trl_algos.errors import ConfigError, RewardError
+    from trl_algos.errors import ConfigError, RewardError, SamplingError
     from trl_algos.trainers import PolicyTrainer, PPOTrainer, Rollout, load_critic
 
 _HOME = {
@@ -24,6 +24,7 @@ _HOME = {
     "PolicyTrainer": "trainers",
     "RewardError": "errors",
     "Rollout": "trainers",
+    "SamplingError": "errors",
     "load_critic": "trainers",
 }
 
@@ -36,6 +37,7 @@ __all__ = [
     "PolicyTrainer",
     "RewardError",
     "Rollout",
+    "SamplingError",
     "__version__",
     "load_critic",
     "register",

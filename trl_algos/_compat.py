@@ -24,8 +24,36 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
         "num_generations",
         "has_tool_images",
     ),
+    "_get_learning_rate": ("self",),
+    "_maybe_log_save_evaluate": (
+        "self",
+        "tr_loss",
+        "grad_norm",
+        "model",
+        "trial",
+        "epoch",
+        "ignore_keys_for_eval",
+        "start_time",
+        "learning_rate",
+    ),
+    "_remove_unused_columns": ("self", "dataset", "description"),
+    "_run_epoch": (
+        "self",
+        "model",
+        "epoch",
+        "train_dataloader",
+        "steps_in_epoch",
+        "num_update_steps_per_epoch",
+        "trial",
+        "ignore_keys_for_eval",
+        "start_time",
+        "resume_from_checkpoint",
+        "epochs_trained",
+        "steps_trained_in_current_epoch",
+    ),
     "_get_grad_norm": ("self", "model", "grad_norm"),
     "_get_output_dir": ("self", "trial"),
+    "_get_train_sampler": ("self", "dataset"),
     "_load_best_model": ("self",),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
@@ -75,9 +103,15 @@ GRPO_TRAINER_ATTRIBUTES = (
     "_step",
     "_tag_names",
     "_tokenizer",
+    "_tr_loss",
+    "add_callback",
     "aux_loss_enabled",
+    "callback_handler",
+    "control",
     "current_gradient_accumulation_steps",
     "entropy_coef",
+    "environment_factories",
+    "environments",
     "eos_token_ids",
     "generation_config",
     "generation_kwargs",
@@ -98,6 +132,7 @@ GRPO_TRAINER_ATTRIBUTES = (
     "reward_weights",
     "router_aux_loss_coef",
     "scale_rewards",
+    "shuffle_dataset",
     "temperature",
     "top_entropy_quantile",
     "train_dataset",
@@ -120,7 +155,7 @@ GENERATED_KEYS = (
 )
 """Keys that `_generate_and_score_completions` always returns."""
 
-TRAINER_UTILS = ("use_adapter", "disable_gradient_checkpointing", "get_callable_name", "is_async_callable")
+TRAINER_UTILS = ("use_adapter", "disable_gradient_checkpointing", "get_callable_name", "is_async_callable", "pad")
 """Helpers imported from `trl.trainer.utils` and `trl.models.utils`."""
 
 

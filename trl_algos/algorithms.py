@@ -20,6 +20,7 @@ from trl_algos.core import advantages as _advantages
 from trl_algos.core import critic_advantages as _critic_advantages
 from trl_algos.core import returns as _returns
 from trl_algos.core import surrogates as _surrogates
+from trl_algos.core._groups import GROUP_TOLERANCE
 from trl_algos.core.aggregation import AGGREGATIONS
 from trl_algos.core.kl import KL_ESTIMATORS
 from trl_algos.core.ratios import RATIO_LEVELS
@@ -73,6 +74,11 @@ COMMON_DEFAULTS: Mapping[str, Any] = {
     "kl_horizon": 10000.0,
     "overlong_buffer": 0.0,
     "overlong_penalty_factor": 1.0,
+    "dynamic_sampling": False,
+    "dynamic_sampling_tolerance": GROUP_TOLERANCE,
+    "dynamic_sampling_max_rounds": 10,
+    "dynamic_sampling_on_exhausted": "train",
+    "dynamic_sampling_retry": 0,
 }
 """What a row does not say. Rollout size and learning rate are budgets, not part of an algorithm: they stay TRL's."""
 
@@ -300,9 +306,10 @@ for _row in (
         paper="2503.14476",
         advantage=_GROUP,
         aggregation="token_mean",
-        defaults={"epsilon": 0.2, "epsilon_high": 0.28, "advantage_eps": 1e-4, "overlong_buffer": 0.2},
+        defaults={"epsilon": 0.2, "epsilon_high": 0.28, "advantage_eps": 1e-4, "overlong_buffer": 0.2}
+        | {"dynamic_sampling": True},
         differs="overlong_buffer 0.2 is the paper's 4096 of 20480 tokens; overlong filtering is the setting "
-        "mask_truncated_completions, off as in its main run; without dynamic sampling",
+        "mask_truncated_completions, off as in its main run",
     ),
     Algorithm(
         key="gspo",

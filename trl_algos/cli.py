@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from trl_algos._version import __version__
-from trl_algos.errors import ConfigError, RewardError, nearest
+from trl_algos.errors import ConfigError, RewardError, SamplingError, nearest
 
 USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe says; any setting can be overridden
        trl-algos check RECIPE [--key value ...] [--num_processes N]
@@ -58,7 +58,7 @@ def _exit_code(command: str, error: BaseException) -> int:
     """Say what went wrong, where it is something that a user can act on; raise the error where it is not."""
     if isinstance(error, ConfigError):
         return _refuse(error.problems)
-    if isinstance(error, RewardError | FloatingPointError):
+    if isinstance(error, RewardError | SamplingError | FloatingPointError):
         return _stop(str(error))
     if isinstance(error, KeyboardInterrupt):
         _stop("interrupted")

@@ -150,6 +150,28 @@ class PolicyConfig(GRPOConfig):
         "is a share of max_completion_length; 0 turns it off."
     )
     overlong_penalty_factor: float | None = _unset("Penalty at max_completion_length, in reward units.")
+    dynamic_sampling: bool | None = _unset(
+        "Sample prompts until the batch is full of groups whose rewards differ, the only ones that teach. Default: "
+        "the algorithm's, true for dapo."
+    )
+    dynamic_sampling_metric: str | None = _unset(
+        "Name of the reward function that groups are judged by. Default: the weighted sum of all, without length "
+        "shaping."
+    )
+    dynamic_sampling_range: list[float] | None = _unset(  # noqa: RUF009 - it makes a field
+        "Two numbers: keep only groups whose mean reward lies between them, too. Default: no bounds."
+    )
+    dynamic_sampling_tolerance: float | None = _unset(
+        "Rewards of a group that differ by no more than this teach nothing."
+    )
+    dynamic_sampling_max_rounds: int | None = _unset("Calls of the generation for one batch, at most.")
+    dynamic_sampling_on_exhausted: str | None = _unset(
+        "When the rounds are over and groups are missing: train on those found, or raise. Without any group the run "
+        "always ends."
+    )
+    dynamic_sampling_retry: int | None = _unset(
+        "How often a rejected prompt is tried again within an epoch, at its end."
+    )
     reward_on_error: str = field(
         default="raise",
         metadata={

@@ -25,6 +25,15 @@ class RewardError(RuntimeError):
         return [str(self)]
 
 
+class SamplingError(RuntimeError):
+    """Dynamic sampling found no group that teaches, or too few of them; `problems` holds its message."""
+
+    @property
+    def problems(self) -> list[str]:
+        """The message as the only problem."""
+        return [str(self)]
+
+
 def nearest(value: object, allowed: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean 'x'?` with the allowed name that comes nearest to `value`, or nothing where none is near."""
     near = difflib.get_close_matches(str(value), list(allowed), n=1, cutoff=cutoff)

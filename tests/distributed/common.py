@@ -12,6 +12,7 @@ import pytest
 import torch
 
 DURATIONS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+DURATIONS |= {"sampling/generation_seconds", "sampling/uninformative_seconds"}
 
 
 def launch(script: Path, *arguments: str) -> list[Any]:

@@ -80,6 +80,9 @@ def test_dapo_is_written_out_in_full():
         "objective: L = agg(l), minimised",
         "sampling: 4 prompts x 8 completions per process and generation, temperature 1; 2 optimizer steps on them, "
         "which train on each 2 times",
+        "dynamic sampling: prompts are sampled until the batch is full of those with max - min of the score without "
+        "penalty > 1e-06, in at most 10 rounds, after which those found are trained on; those left over wait for the "
+        "next batch with the log-probs of the policy that sampled them",
         "reward: score = sum of the reward functions + penalty; penalty = 0 for n ≤ 256 - 51; (256 - 51 - n) / 51 · "
         "0.5 "
         "from there to n = 256; -0.5 beyond, n = length in tokens; R = score",
@@ -89,6 +92,31 @@ def test_dapo_is_written_out_in_full():
         f"aggregation: {TOKEN_MEAN}",
         "gradient: through π in l; constant: A, π_old",
     ]
+
+
+def test_dynamic_sampling_in_words():
+    settings = {
+        "dynamic_sampling": True,
+        "dynamic_sampling_metric": "exact_match",
+        "dynamic_sampling_range": [0.1, 0.9],
+        "dynamic_sampling_tolerance": 0.01,
+        "dynamic_sampling_max_rounds": 1,
+        "dynamic_sampling_on_exhausted": "raise",
+        "dynamic_sampling_retry": 2,
+    }
+    assert objective("rloo", **settings)["dynamic sampling"] == (
+        "prompts are sampled until the batch is full of those with max - min of the reward exact_match > 0.01 and 0.1 "
+        "< its mean < 0.9, in at most 1 round, after which the run ends; those left over wait for the next batch with "
+        "the log-probs of the policy that sampled them; a rejected prompt is tried again 2 times within its epoch"
+    )
+    assert "dynamic sampling" not in objective("rloo")
+    assert unused("rloo")["dynamic sampling"].startswith("`dynamic_sampling` is false: prompts whose rewards are all")
+    assert unused("reinforce")["dynamic sampling"] == "`num_generations` is 1: there is nothing to compare"
+    assert "eq. 11" in sources("dapo")["dynamic sampling"]
+    # A carried group's ratio leaves 1, so the clip range acts where generation is on-policy, too.
+    aligned = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "num_iterations": 1}
+    assert "clip range" in unused("dapo", **aligned, dynamic_sampling=False)
+    assert "clip range" not in unused("dapo", **aligned)
 
 
 ROWS: dict[str, dict[str, str]] = {

@@ -55,6 +55,39 @@ def test_the_model_and_its_tokenizer_are_saved(quickstart: Path) -> None:
     assert AutoTokenizer.from_pretrained(quickstart)("1+2=")["input_ids"]
 
 
+def test_the_summary_says_what_was_sampled(quickstart: Path) -> None:
+    """Four steps on two batches of 32 groups of eight, and what dynamic sampling took to fill them."""
+    sampling = json.loads((quickstart / "training_summary.json").read_text())["sampling"]
+    assert sampling["trained"]["groups"] == 64
+    assert sampling["trained"]["completions"] == 64 * 8
+    assert sampling["informative_groups"] == 64 + sampling["carried_groups"]
+    assert sampling["completions"] == 8 * sampling["prompts"]
+    groups = sampling["informative_groups"] + sum(sampling["uninformative_groups"].values())
+    assert groups == sampling["prompts"] == sum(tenth["groups"] for tenth in sampling["by_mean_reward"])
+    assert sampling["generation_seconds"] > 0
+    logs = [log for log in read_metrics(quickstart / "metrics.jsonl") if "sampling/generated_tokens" in log]
+    assert sum(log["sampling/generated_tokens"] for log in logs) == sampling["tokens"]
+
+
+def test_a_stream_is_sampled_dynamically(tmp_path: Path) -> None:
+    rows = arithmetic("train").select(range(40))
+    rows.to_json(tmp_path / "sums.jsonl")
+    taken = ("--dataset_", "--model_name", "--prompt_template", "--system_prompt", "--reward_funcs", "--max_steps")
+    words = [word for word in SMALL if not word.startswith(taken)]
+    words += [f"--dataset_name={tmp_path}/sums.jsonl", "--dataset_streaming=true", f"--output_dir={tmp_path}/run"]
+    words += [
+        "--max_steps=2",
+        "--num_generations=4",
+        "--steps_per_generation=1",
+        "--held_out_prompts=0",
+        "--plot=false",
+    ]
+    train(read_recipe(str(ROOT / "recipes/quickstart.yaml"), words))
+    sampling = json.loads((tmp_path / "run" / "training_summary.json").read_text())["sampling"]
+    assert sampling["trained"]["groups"] == 2 * 8
+    assert sampling["prompts"] >= 16
+
+
 def test_the_summary_holds_figures_settings_and_versions(quickstart: Path) -> None:
     summary = json.loads((quickstart / "training_summary.json").read_text())
     for when in ("before", "after"):

@@ -60,6 +60,11 @@ def test_a_row_alone_gives_its_own_defaults(key: str):
         expected["overlong_penalty_factor"] = None
     if expected["kl_controller"] == "fixed":
         expected["kl_target"] = expected["kl_horizon"] = None
+    if not expected["dynamic_sampling"]:
+        unused = [name for name in expected if name.startswith("dynamic_sampling_")]
+        assert len(unused) == 4
+        expected |= dict.fromkeys(unused)
+    assert expected["dynamic_sampling"] == (key == "dapo")
     for name, value in expected.items():
         assert getattr(built, name) == value, name
 

@@ -547,6 +547,7 @@ def test_the_mean_length_penalty_counts_steps_without_one(tmp_path: Path) -> Non
         tmp_path,
         algorithm="dapo",
         num_generations=2,
+        dynamic_sampling=False,
         max_completion_length=4,
         overlong_buffer=1,
         max_steps=2,
@@ -614,6 +615,7 @@ def test_the_moe_loss_is_averaged_over_the_accumulation(accumulation: int, tmp_p
     args = config(
         tmp_path,
         algorithm="dapo",
+        dynamic_sampling=False,
         num_generations=2,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=accumulation,

@@ -30,8 +30,10 @@ UNSCORABLE_START = 39
 SETTINGS: dict[str, dict[str, Any]] = {
     "reinforce": {"kl_placement": "reward", "kl_estimator": "k1", "beta": 0.05},
     "pass_at_k": {"pass_k": 2},
+    "dapo": {"dynamic_sampling": False},
 }
-"""Algorithm -> what is set besides its defaults: REINFORCE's KL penalty, and a k below the group size of 4."""
+"""Algorithm -> what is set besides its defaults: REINFORCE's KL penalty, a k below the group size of 4, and all groups
+for DAPO, those that teach nothing, too."""
 
 SPLITS = [(8, 1, 1), (4, 2, 2), (2, 4, 4), (1, 8, 8), (4, 2, 1), (2, 4, 2), (2, 4, 1)]
 """(per_device_train_batch_size, gradient_accumulation_steps, steps_per_generation): 8 rows per optimizer step."""

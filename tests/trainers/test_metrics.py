@@ -14,8 +14,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_algos.config import PolicyConfig
 from trl_algos.trainers import PolicyTrainer
+from trl_algos.trainers.sampling.verdicts import CAUSES
 
 DURATIONS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+DURATIONS |= {"sampling/generation_seconds", "sampling/uninformative_seconds"}
 """Logged durations."""
 
 
@@ -233,7 +235,8 @@ def test_metrics_of_a_rollout(model_folder: str) -> None:
 
 def test_overlong_penalty_is_logged_and_leaves_the_zero_variance_share(model_folder: str) -> None:
     """Buffer 4 of 16 tokens: the one completion beyond 12 tokens has 14 and loses 2 / 4."""
-    logged = trained(PolicyTrainer, model_folder, algorithm="dapo", overlong_buffer=4).state.log_history[0]
+    settings = {"algorithm": "dapo", "overlong_buffer": 4, "dynamic_sampling": False}
+    logged = trained(PolicyTrainer, model_folder, **settings).state.log_history[0]
     assert logged["reward/overlong_penalty"] == pytest.approx(-(14 - 12) / 4 / 10, abs=1e-6)
     assert logged["reward/zero_variance_groups"] == pytest.approx(4 / 10)
 
@@ -356,12 +359,13 @@ def test_every_name_that_trl_logs_is_logged(
 
 
 def test_a_group_of_one_has_no_spread_to_log(model_folder: str) -> None:
-    """The only name of TRL's that goes away, and ours with it."""
+    """The only name of TRL's that goes away, and ours with it, with the verdicts on groups."""
     names = []
     for size in (2, 1):
         made = trained(PolicyTrainer, model_folder, algorithm="reinforce_pp", beta=0.0, num_generations=size)
         names.append(set(made.state.log_history[0]))
-    assert names[0] - names[1] == {"frac_reward_zero_std", "reward/zero_variance_groups"}
+    verdicts = {f"sampling/{name}" for name in (*CAUSES, "acceptance_rate", "uninformative_seconds")}
+    assert names[0] - names[1] == {"frac_reward_zero_std", "reward/zero_variance_groups"} | verdicts
 
 
 # Clip shares and the sequence ratio, with log-probs given by hand

@@ -58,8 +58,9 @@ def states(trainer: PPOTrainer) -> dict[str, Tensor]:
 
 
 def logs(trainer: PPOTrainer) -> list[dict[str, float]]:
+    durations = ("time", "second")  # parts of their names
     return [
-        {k: v for k, v in log.items() if "time" not in k and "per_second" not in k and k != "train_loss"}
+        {k: v for k, v in log.items() if not any(part in k for part in durations) and k != "train_loss"}
         for log in trainer.state.log_history
         if "loss" in log
     ]

@@ -31,7 +31,7 @@ def trainer(folder: Path, reward: Any, **settings: Any) -> PolicyTrainer:
         max_completion_length=4,
         report_to="none",
         disable_tqdm=True,
-        **({"max_steps": 1, "save_strategy": "no"} | settings),
+        **({"max_steps": 1, "save_strategy": "no", "dynamic_sampling": False} | settings),
     )
     data = tiny.prompts(8)
     return PolicyTrainer(tiny.llama(), reward, args, train_dataset=data, processing_class=tiny.tokenizer())

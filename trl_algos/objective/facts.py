@@ -80,4 +80,5 @@ def ratio_is_one(settings: Settings) -> bool:
     """Whether the ratio is exactly 1 in value at every token: the old log-probs are the current ones, detached."""
     sampling_kl = kl_charged_to(settings) == "reward" and settings["kl_estimator"] != "full"
     own_pass = uses_engine_correction(settings) or sampling_kl  # old log-probs that are off by rounding and dropout
-    return settings["ratio_reference"] == "policy" and is_on_policy(settings) and not own_pass
+    carries = settings["dynamic_sampling"]  # groups of an earlier policy
+    return settings["ratio_reference"] == "policy" and is_on_policy(settings) and not own_pass and not carries

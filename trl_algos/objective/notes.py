@@ -7,7 +7,7 @@ from trl_algos.core.aggregation import AGGREGATIONS, aggregate_loss
 from trl_algos.core.kl import KL_ESTIMATORS, AdaptiveKLController, full_kl, kl_estimate
 from trl_algos.core.ratios import CORRECTION_MODES, RATIO_LEVELS, importance_log_ratio, rollout_correction
 from trl_algos.core.returns import token_rewards
-from trl_algos.core.sampling import overlong_penalty
+from trl_algos.core.sampling import informative_groups, overlong_penalty
 from trl_algos.core.surrogates import SURROGATES, sapo
 from trl_algos.objective.critic import critic_sources, unused_critic_parts
 from trl_algos.objective.docstrings import case_of, docstring_section
@@ -55,6 +55,7 @@ def unused_text(settings: Settings) -> list[str]:
         ("clip range", idle and "epsilon" in ranges, f"no bound is reached, since r is 1: {_on_policy(settings)}"),
         ("gate", idle and surrogate is sapo, f"its slope is 1, since r is 1: {_on_policy(settings)}"),
         ("dual clip", "delta" in ranges and settings["delta"] is None, "`delta` is not set"),
+        ("dynamic sampling", not settings["dynamic_sampling"], _no_dynamic_sampling(settings)),
         ("length penalty", not settings["overlong_buffer"], "`overlong_buffer` is 0"),
         (
             "mask of truncated completions",
@@ -97,6 +98,12 @@ def _on_policy(settings: Settings) -> str:
     )
 
 
+def _no_dynamic_sampling(settings: Settings) -> str:
+    if settings["num_generations"] < 2:
+        return "`num_generations` is 1: there is nothing to compare"
+    return "`dynamic_sampling` is false: prompts whose rewards are all equal stay in the batch"
+
+
 def _no_correction(settings: Settings) -> str:
     if not settings["use_vllm"]:
         return "`use_vllm` is false: the model itself samples"
@@ -126,6 +133,8 @@ def _sources(settings: Settings) -> dict[str, str]:
         **critic_sources(settings),
         **_kl_sources(settings),
     }
+    if settings["dynamic_sampling"]:
+        lines["dynamic sampling"] = docstring_section(informative_groups, "Source")
     if settings["overlong_buffer"]:
         lines["length penalty"] = docstring_section(overlong_penalty, "Source")
     if uses_engine_correction(settings):

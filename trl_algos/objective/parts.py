@@ -53,6 +53,7 @@ def objective_text(settings: Settings) -> list[str]:
     lines = {
         "objective": _objective(settings),
         "sampling": _sampling(settings),
+        "dynamic sampling": _dynamic_sampling(settings) if settings["dynamic_sampling"] else "",
         "reward": _reward(settings),
         "advantage": _advantage(settings),
         "ratio": _ratio(settings) if uses_ratio(settings) else "",
@@ -92,6 +93,22 @@ def _sampling(settings: Settings) -> str:
     return (
         f"{_count(rows / group, 'prompt')} x {_count(group, 'completion')} per process and {per}, temperature "
         f"{shown(settings['temperature'])}{greedy}; {then}"
+    )
+
+
+def _dynamic_sampling(settings: Settings) -> str:
+    metric, interval = settings["dynamic_sampling_metric"], settings["dynamic_sampling_range"]
+    judged = "score without penalty" if metric is None else f"reward {metric}"
+    kept = f"max - min of the {judged} > {shown(settings['dynamic_sampling_tolerance'])}"
+    if interval is not None:
+        kept += f" and {shown(interval[0])} < its mean < {shown(interval[1])}"
+    rounds = _count(settings["dynamic_sampling_max_rounds"], "round")
+    then = "the run ends" if settings["dynamic_sampling_on_exhausted"] == "raise" else "those found are trained on"
+    retry = settings["dynamic_sampling_retry"]
+    again = f"; a rejected prompt is tried again {_count(retry, 'time')} within its epoch" if retry else ""
+    return (
+        f"prompts are sampled until the batch is full of those with {kept}, in at most {rounds}, after which "
+        f"{then}; those left over wait for the next batch with the log-probs of the policy that sampled them{again}"
     )
 
 

@@ -22,6 +22,7 @@ from trl_algos.recipe import schema
 from trl_algos.recipe.critic_checks import critic_problems
 from trl_algos.recipe.doubts import recipe_doubts
 from trl_algos.recipe.reading import FILE_OR_BLOCK, Recipe, draft, placed
+from trl_algos.recipe.sampling import dynamic_sampling_problems
 from trl_algos.rewards.spec import reward_problems
 from trl_algos.settings.critic import critic_stands_alone
 from trl_algos.settings.tracking import report_to_problems
@@ -54,7 +55,8 @@ def recipe_problems(recipe: Recipe) -> list[str]:
     spec = data_spec(recipe)
     of_data = data_problems(spec, needs_test_split(values))
     problems = [*_model_problems(recipe), *of_data]
-    problems += _reward_problems(recipe, None if of_data else local_columns(spec))
+    columns = None if of_data else local_columns(spec)
+    problems += [*_reward_problems(recipe, columns), *dynamic_sampling_problems(values, columns)]
     problems += [*_file_problems(values), *report_to_problems(values["report_to"])]
     problems += _size_problems(recipe) if values["num_generations"] else []
     problems += [*_package_problems(values), *_chat_template_problems(values)]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from trl_algos.recipe.reading import Recipe
+from trl_algos.recipe.sampling import dynamic_sampling_doubts
 from trl_algos.settings.combinations import doubts
 
 
@@ -13,6 +14,7 @@ def recipe_doubts(recipe: Recipe) -> Iterator[str]:
         yield (
             f"`algorithm` is not set, so it is {values['algorithm']}, as in its paper (`beta` {values['beta']}, "
             f"`aggregation` {values['aggregation']}). TRL's own defaults are those of `algorithm: dapo` with "
-            "`epsilon_high: 0.2` and `overlong_buffer: 0`."
+            "`epsilon_high: 0.2`, `overlong_buffer: 0` and `dynamic_sampling: false`."
         )
     yield from doubts(recipe.values)
+    yield from dynamic_sampling_doubts(recipe.values)

@@ -75,6 +75,18 @@ def reward_problems(specs: Sequence[Spec] | Spec | None, columns: Sequence[str] 
     return problems
 
 
+def logged_names(specs: Sequence[Spec] | Spec | None) -> list[str]:
+    """The names that reward functions have in metrics, `rewards/NAME/mean`, read off their entries."""
+    names = []
+    for spec in _as_list(specs):
+        try:
+            name = _entry(spec).name
+        except ConfigError:  # complained of as an entry
+            continue
+        names.append(REWARDS[name].__name__ if name in REWARDS else last_part(name))
+    return _distinct(names)
+
+
 def load_reward(spec: Spec) -> RewardFunction:
     """One reward function; see `load_rewards`."""
     return load_rewards([spec])[0]

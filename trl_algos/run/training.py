@@ -39,6 +39,7 @@ from trl_algos.run.held_out import HeldOut, held_out_rewards
 from trl_algos.run.metrics_log import MetricsLog
 from trl_algos.run.plots import plot_run
 from trl_algos.run.progress import ProgressBar
+from trl_algos.run.sampling_table import sampling_table
 from trl_algos.settings.public import public_settings
 from trl_algos.settings.trainer_checks import launched_processes
 from trl_algos.trainers import PolicyTrainer, PPOTrainer
@@ -193,6 +194,7 @@ def _report(
     seconds: float,
 ) -> None:
     folder, steps = Path(arguments.policy.output_dir), trainer.state.global_step
+    sampling = trainer.accounts.table(0 if trainer.collector is None else len(trainer.collector.waiting))
     summary = {
         "algorithm": arguments.policy.algorithm,
         "steps": steps,
@@ -203,6 +205,7 @@ def _report(
             "before": before and _means(before),
             "after": after and _means(after),
         },
+        "sampling": sampling,
         "last_log": _last_log(trainer),
         "settings": public_settings(settings),
         "versions": versions(),
@@ -213,6 +216,7 @@ def _report(
     console = Console()
     if before and after:
         console.print(_held_out_table(before, after))
+    console.print(sampling_table(sampling))
     console.print(f"Trained {steps} steps in {seconds:.0f} s. Model, {SUMMARY_FILE} and plots: {folder}")
 
 

@@ -11,6 +11,7 @@ from trl_algos.algorithms import (
     is_token_level,
 )
 from trl_algos.errors import unknown_name
+from trl_algos.settings.sampling import sampling_doubts
 
 
 def combination_problems(values: Mapping[str, Any]) -> Iterator[str]:
@@ -43,6 +44,7 @@ def doubts(values: Mapping[str, Any]) -> Iterator[str]:
             f"`epsilon` {values['epsilon']} suits ratios of tokens: those of whole completions leave 1 by some 1e-3 "
             "only, so nothing would ever be clipped."
         )
+    yield from sampling_doubts(values)
 
 
 def _advantage_problems(values: Mapping[str, Any]) -> Iterator[str]:

@@ -28,6 +28,7 @@ from trl_algos.settings.combinations import combination_problems
 from trl_algos.settings.critic import has_critic, resolve_critic
 from trl_algos.settings.ranges import range_problems
 from trl_algos.settings.resolved import Resolution, of_row
+from trl_algos.settings.sampling import resolve_sampling
 
 LOSS_TYPES: Mapping[str, str] = {
     "grpo": "aggregation: seq_mean_token_mean",
@@ -64,6 +65,7 @@ _COMMON = (
     "vllm_importance_sampling_correction",
     "ratio_reference",
     "overlong_buffer",
+    "dynamic_sampling",
 )
 """Settings that every objective has, and that no other setting switches off."""
 
@@ -93,6 +95,7 @@ def resolve(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Resolution
     for name in _COMMON:
         resolution.fill_default(row, name)
     problems += _resolve_overlong(resolution, row)
+    problems += resolve_sampling(resolution, row)
     problems += resolve_critic(resolution, row)
     problems += combination_problems(values)
     return resolution

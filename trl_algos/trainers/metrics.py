@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trl_algos.core import METRIC_OVER_ROWS, PolicyLoss, informative_groups, masked_mean, masked_sum
 from trl_algos.trainers.rollout import Rollout
+from trl_algos.trainers.sampling.old_logps import known_old_logps
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 SAMPLES_PER_RANK = 65_536
@@ -144,8 +145,7 @@ def record_ratios(metrics: StepMetrics, inputs: dict[str, Any], logps: Tensor, m
         logps: (B, T) in nats, current policy, detached.
         mask: (B, T), 1 = trained on.
     """
-    old_logps = inputs.get("old_per_token_logps")
-    old_logps = logps if old_logps is None else old_logps
+    old_logps = known_old_logps(inputs, logps)
     metrics.quantiles("policy/ratio", (logps - old_logps)[mask.bool()].float().exp())
     engine_logps = inputs.get("sampling_per_token_logps")
     if engine_logps is not None:
@@ -161,19 +161,19 @@ def rollout_metrics(rollout: Rollout, advantages: Tensor, length_shaping: bool) 
         advantages: (N,) or (N, T).
         length_shaping: whether completions are punished for their length.
     """
-    kept = advantages if advantages.dim() == 1 else advantages[rollout.mask.bool()]
+    present = rollout.scorable | (rollout.lengths > 0)  # not those that stand for a group that was not found
+    kept = advantages[present] if advantages.dim() == 1 else advantages[rollout.mask.bool()]
     kept = kept if len(kept) else advantages.new_zeros(1)  # every completion was masked out
     values = {
         "policy/advantage_mean": kept.mean(),
         "policy/advantage_std": kept.std(unbiased=len(kept) > 1),
         "policy/advantage_min": kept.min(),
         "policy/advantage_max": kept.max(),
-        "reward/unscorable": (~rollout.scorable).float().mean(),
-        "sampling/generated_tokens": rollout.lengths.sum(),
+        "reward/unscorable": (~rollout.scorable)[present].float().mean(),
     }
     if length_shaping:
-        values["reward/overlong_penalty"] = rollout.length_penalty.mean()
+        values["reward/overlong_penalty"] = rollout.length_penalty[present].mean()
     if not rollout.single_samples:
         informative = informative_groups(rollout.scores - rollout.length_penalty, rollout.groups)
-        values["reward/zero_variance_groups"] = 1 - informative.float().mean()
+        values["reward/zero_variance_groups"] = 1 - informative[present].float().mean()
     return {name: value.item() for name, value in values.items()}

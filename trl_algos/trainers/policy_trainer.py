@@ -10,8 +10,8 @@ To change the advantage in a subclass, override `estimate_advantages`; to add an
 """
 
 import inspect
-import math
 from pathlib import Path
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +23,6 @@ from trl_algos._compat import LOGPS_PARAMETERS
 from trl_algos.algorithms import ALGORITHMS, ROLLOUT_FIELDS, advantage_needs
 from trl_algos.config import PolicyConfig
 from trl_algos.core import (
-    PolicyLoss,
     aggregate_loss,
     aggregation_count,
     masked_fill_zero,
@@ -32,7 +31,6 @@ from trl_algos.core import (
     overlong_penalty,
     policy_loss,
 )
-from trl_algos.core.ratios import importance_log_ratio
 from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
@@ -40,19 +38,30 @@ from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_m
 from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
-from trl_algos.trainers.metrics import StepMetrics, record_loss, record_ratios, rollout_metrics
+from trl_algos.trainers.metrics import StepMetrics
 from trl_algos.trainers.prompt_checks import check_prompts
+from trl_algos.trainers.recording import record_rollout, record_step
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
 from trl_algos.trainers.reward_checks import checked_reward
 from trl_algos.trainers.rollout import (
     Rollout,
     Scores,
     at_width_of,
+    checked_advantages,
     concatenate,
     gather_rows,
     local_rows,
     loss_mask,
 )
+from trl_algos.trainers.sampling.accounts import Accounts
+from trl_algos.trainers.sampling.collector import Collector, PromptsEnded
+from trl_algos.trainers.sampling.ending import NothingLearned, end_run, learns_so_far, step_sampler
+from trl_algos.trainers.sampling.groups import Generated, Group
+from trl_algos.trainers.sampling.making import make_collector
+from trl_algos.trainers.sampling.old_logps import put_old_logps
+from trl_algos.trainers.sampling.plain import account
+from trl_algos.trainers.sampling.replay import Interrupted, Replay, own_rows, replaying
+from trl_algos.trainers.sampling.state import load_state, save_state
 
 
 class PolicyTrainer(GRPOTrainer):
@@ -120,11 +129,18 @@ class PolicyTrainer(GRPOTrainer):
             for name in inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
             if name not in LOGPS_PARAMETERS
         ]
-        # Apart, since evaluation may come in the middle of an optimizer step.
         self._step_metrics = {"train": StepMetrics(), "eval": StepMetrics()}
         self._window_batches: list[Any] = []
         self._window: list[dict[str, Any]] = []
         self._rollouts: list[Rollout] = []
+        self.accounts = Accounts()
+        self.collector: Collector | None = make_collector(self) if args.dynamic_sampling else None
+        self.generation_seconds = 0.0  # of the last generation
+        self.teaches = True  # whether the current optimizer step has a token to learn from
+        self.add_callback(NothingLearned(self))
+        self.train_sampler: Any = None  # None for a stream
+        self._replay: Replay | None = None
+        self._interrupting = False
 
     def _check_class(self, estimator: str) -> None:
         """Refuse an algorithm that is another class's."""
@@ -151,6 +167,19 @@ class PolicyTrainer(GRPOTrainer):
         needed = self.args.generation_batch_size // self.num_generations
         check_prompts(self.train_dataset, needed, self.processing_class)
 
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """TRL's sampler; with dynamic sampling its rows are not read, and steps go on until the prompts end."""
+        sampler = super()._get_train_sampler(dataset) if self.collector is None else step_sampler(self)
+        self.train_sampler = sampler  # for `load_state`, since it begins with its first order in a resumed run, too
+        return sampler
+
+    def _run_epoch(self, **loop: Any) -> None:
+        """An epoch of TRL's data loader; prompts that dynamic sampling draws may end before it does."""
+        try:
+            super()._run_epoch(**loop)
+        except PromptsEnded:
+            end_run(self, **loop)
+
     # 1. The optimizer window
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
@@ -173,22 +202,22 @@ class PolicyTrainer(GRPOTrainer):
         All generation batches drawn for the step come from the same policy, so they are one population: statistics
         over the batch and the loss divisor do not depend on how sampling and training were split up.
         """
-        self._window_batches, self._rollouts = [], []
-        first_step: int = self._step
+        self._window_batches, self._window, self._rollouts = [], [], []
+        if self.collector is not None:
+            self.collector.begin_step()
         generations: list[list[dict[str, Any]]] = []
-        window: list[dict[str, Any]] = []
-        for offset, batch in enumerate(batches):
-            self._step, known = first_step + offset, len(self._rollouts)
-            window.append(super()._prepare_inputs(batch))
+        for batch in batches:
+            known = len(self._rollouts)
+            self._window.append(super()._prepare_inputs(batch))
+            self._step += 1
             if len(self._rollouts) > known:
                 generations.append(self._buffered_inputs)
-        self._step = first_step
+        self._step -= len(self._window)
         if self._rollouts:
             rollout = concatenate(self._rollouts)
             self._assign_targets(rollout, generations)
             self._update_reward_kl(rollout)
-        self._set_divisors(window)
-        self._window = window
+        self._set_divisors(self._window)
 
     def _assign_targets(self, rollout: Rollout, generations: list[list[dict[str, Any]]]) -> None:
         """Write the targets into the buffered micro-batches; TRL has shuffled them, `rollout_row` tells rows apart."""
@@ -202,12 +231,16 @@ class PolicyTrainer(GRPOTrainer):
 
     def _logged_targets(self, rollout: Rollout) -> dict[str, Tensor]:
         targets = self.targets(rollout)
-        self._log_rollout(rollout, targets["advantages"])
+        record_rollout(self, rollout, targets["advantages"])
         return targets
 
     def targets(self, rollout: Rollout) -> dict[str, Tensor]:
         """What a loss compares a micro-batch with, by name: (N,) or (N, T), which end up in the micro-batches."""
-        return {"advantages": self._finished_advantages(rollout)}
+        return {
+            "advantages": checked_advantages(
+                self.estimate_advantages(rollout), rollout, per_token=self.args.ratio_level != "sequence"
+            )
+        }
 
     def _set_divisors(self, window: list[dict[str, Any]]) -> None:
         """Give each micro-batch the divisors of its losses: the whole window's over all ranks, per rank.
@@ -217,6 +250,7 @@ class PolicyTrainer(GRPOTrainer):
         counts = [self.loss_counts(batch) for batch in window]
         stacked = torch.stack([torch.stack(list(of_batch.values())) for of_batch in counts])
         totals = self.accelerator.reduce(stacked.sum(0), reduction="sum") / self.accelerator.num_processes
+        self.teaches = bool(totals.any())
         totals = totals.clamp(min=torch.finfo(totals.dtype).tiny)
         for batch in window:
             batch.update(zip(counts[0], totals, strict=True))
@@ -247,42 +281,38 @@ class PolicyTrainer(GRPOTrainer):
             inputs["baselines"] = torch.zeros_like(rollout.scores)
         return function(**inputs, **self.args.advantage_arguments)
 
-    def _finished_advantages(self, rollout: Rollout) -> Tensor:
-        advantages = self.estimate_advantages(rollout)
-        shapes = [tuple(rollout.scores.shape)]
-        if self.args.ratio_level != "sequence":  # which has one ratio for one advantage
-            shapes.append(tuple(rollout.mask.shape))
-        if not isinstance(advantages, Tensor) or tuple(advantages.shape) not in shapes:
-            got = tuple(advantages.shape) if isinstance(advantages, Tensor) else type(advantages).__name__
-            raise ValueError(
-                f"`estimate_advantages` must return a tensor of shape {' or '.join(map(str, shapes))}, not {got}."
-            )
-        used = rollout.scorable if advantages.dim() == 1 else rollout.scorable[:, None] & rollout.mask.bool()
-        advantages = torch.where(used, advantages, torch.zeros_like(advantages)).detach().float()
-        if not advantages.isfinite().all():
-            raise FloatingPointError(
-                "`estimate_advantages` gave NaN or infinite advantages to completions that have a score. The cause is "
-                "the KL in the reward, where there is one, or the estimator."
-            )
-        return advantages
-
     def weighted_scores(self, scores_per_func: Tensor) -> Tensor:
         """(N,) weighted sum of (N, F) rewards over the functions that scored the row; NaN where none did."""
         weights = self.reward_weights.to(scores_per_func.device)
         scores = (scores_per_func * weights).nansum(dim=1)
         return torch.where(scores_per_func.isnan().all(dim=1), torch.nan, scores)
 
+    def judged_rewards(self, scores_per_func: Tensor) -> Tensor:
+        """(N,) rewards that dynamic sampling judges groups by: without length shaping, NaN where not scorable."""
+        if self.args.dynamic_sampling_metric is None:
+            return self.weighted_scores(scores_per_func)
+        return scores_per_func[:, self.reward_func_names.index(self.args.dynamic_sampling_metric)]
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """TRL's (N, F) rewards over all ranks, kept for the rollout together with the completions' lengths."""
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self._replay is None:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        else:
+            rewards = self._replay.rewards
+            self._pending_extra_logs.update(self._replay.columns)
         self._scored = rewards, [len(ids) for ids in completion_ids_list]
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch, without its advantages: in training `_open_window` adds them, for all batches of the step."""
-        output = super()._generate_and_score_completions(inputs)
+        if self.collector is not None and self.model.training:
+            inputs, output = self._from_groups(self.collector.collect(alone=not learns_so_far(self)))
+        else:
+            output = super()._generate_and_score_completions(inputs)
         correct_engine_mismatch(self, output)
         rollout = self._collect(inputs, output)
+        if self.collector is None or not self.model.training:
+            account(self, rollout)
         del output["advantages"]
         if self.model.training:
             self._rollouts.append(rollout)
@@ -293,6 +323,25 @@ class PolicyTrainer(GRPOTrainer):
             if rollout.kl is not None:
                 self.append_metrics({"kl": masked_mean(rollout.kl, rollout.mask).item()})
         return output
+
+    def _from_groups(self, groups: list[Group]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """This rank's rows of `groups`, and TRL's batch of them."""
+        own = own_rows(self.accelerator, groups)
+        with replaying(self, Replay(groups, own, self.accelerator.device)) as replay:
+            output = super()._generate_and_score_completions(replay.inputs)
+        put_old_logps(output, replay.old_logps)
+        return replay.inputs, output
+
+    def generate_only(self, inputs: list[dict[str, Any]]) -> tuple[list[Any], Generated]:
+        """Prompts of `inputs` as TRL prepares them, and what it generates; its method is left before it scores."""
+        self._interrupting = True
+        try:
+            super()._generate_and_score_completions(inputs)
+        except Interrupted as interrupted:
+            return interrupted.prompts, interrupted.generated
+        finally:
+            self._interrupting = False
+        raise RuntimeError("`_generate` was not reached.")
 
     def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
         """The rollout of all ranks, from this rank's batch and what was kept while TRL made it."""
@@ -345,14 +394,24 @@ class PolicyTrainer(GRPOTrainer):
         self.kl_controller.update(kl_per_sequence, sequences)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """What was collected, where a batch is made of it; else TRL's generation."""
+        generated = self._newly_generated(prompts) if self._replay is None else self._replay.generated
+        if self._interrupting:
+            raise Interrupted(prompts, generated)
+        _, completion_ids, tool_mask, *_ = generated
+        self._generated_lengths = [sum(row) for row in tool_mask] if tool_mask else list(map(len, completion_ids))
+        return generated
+
+    def _newly_generated(self, prompts: list[Any]) -> Generated:
         """TRL's generation; a completion that came back empty is one masked EOS (see `empty_completions`)."""
         self._empty_rows: list[int] | None = None
+        started = perf_counter()
         prompt_ids, completion_ids, tool_mask, *rest = super()._generate(prompts)
+        self.generation_seconds = perf_counter() - started
         if self._empty_rows:
             tool_mask = tool_mask or [[1] * len(ids) for ids in completion_ids]
             for row in self._empty_rows:
                 tool_mask[row] = [0] * len(completion_ids[row])
-        self._generated_lengths = [sum(row) for row in tool_mask] if tool_mask else list(map(len, completion_ids))
         return prompt_ids, completion_ids, tool_mask, *rest
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -361,18 +420,6 @@ class PolicyTrainer(GRPOTrainer):
         if self._empty_rows is None:  # later turns, after a tool answered, hold other rows
             self._empty_rows = empty
         return completion_ids, logprobs
-
-    def _log_rollout(self, rollout: Rollout, advantages: Tensor) -> None:
-        """Log what was sampled, and our advantages in the place of TRL's in its table of completions."""
-        metrics = self._metrics[self._mode]
-        if rollout.single_samples:
-            metrics.pop("frac_reward_zero_std", None)  # a group of one has no spread to speak of
-        self.append_metrics(rollout_metrics(rollout, advantages, bool(self.args.overlong_buffer)))
-        rows = advantages if advantages.dim() == 1 else masked_mean(advantages, rollout.mask, dim=1)
-        logged = self._logs["advantages"]
-        for _ in range(min(len(rows), len(logged))):
-            logged.pop()
-        logged.extend(rows.tolist())
 
     # 3. Loss
 
@@ -404,8 +451,8 @@ class PolicyTrainer(GRPOTrainer):
             loss = loss + self.router_aux_loss_coef * scores.aux_loss / self.accumulation_steps
         for part in self.extra_losses(scores, inputs, mask):
             loss = loss + part
-        self._step_metrics[self._mode].loss("total_loss", loss)
-        self._record(policy, scores, old_logps, kl, mask, inputs)
+        self.step_metrics.loss("total_loss", loss)
+        record_step(self, policy, scores, old_logps, kl, mask, inputs)
         return loss
 
     def extra_losses(self, scores: Scores, inputs: dict[str, Any], mask: Tensor) -> list[Tensor]:
@@ -432,8 +479,14 @@ class PolicyTrainer(GRPOTrainer):
         )
 
     @property
-    def _mode(self) -> str:
+    def mode(self) -> str:
+        """Train or eval, as TRL keeps metrics apart; evaluation may come in the middle of an optimizer step."""
         return "train" if self.model.training else "eval"
+
+    @property
+    def step_metrics(self) -> StepMetrics:
+        """What is collected for the current optimizer step, or evaluation."""
+        return self._step_metrics[self.mode]
 
     @property
     def accumulation_steps(self) -> int:
@@ -451,55 +504,10 @@ class PolicyTrainer(GRPOTrainer):
 
     # Metrics and state
 
-    def _record(
-        self,
-        policy: PolicyLoss,
-        scores: Scores,
-        old_logps: Tensor,
-        kl: Tensor | None,
-        mask: Tensor,
-        inputs: dict[str, Any],
-    ) -> None:
-        """Collect the metrics of a micro-batch; at the end of the optimizer step reduce and keep them."""
-        metrics = self._step_metrics[self._mode]
-        flags_rows = self.args.ratio_level == "sequence"
-        record_loss(metrics, policy, scores.entropies, kl, mask, flags_rows)
-        if scores.aux_loss is not None:
-            metrics.mean("aux_loss", scores.aux_loss, 1.0)
-        record_ratios(metrics, inputs, scores.logps.detach(), mask)
-        if self.args.surrogate == "cispo":  # TRL's: `clip_ratio/high_mean` counts either sign of the advantage
-            log_ratio = importance_log_ratio(scores.logps.detach(), old_logps, mask, self.args.ratio_level)
-            positive = (inputs["advantages"] > 0).view(len(mask), -1)
-            capped = (log_ratio > math.log1p(self.args.epsilon_high)) & positive
-            metrics.mean("cispo_clip_ratio", masked_mean(capped.expand_as(mask).float(), mask), mask.sum())
-        if self.accelerator.sync_gradients or not self.model.training:
-            self._finish_step(metrics.flush(self.accelerator))
-
-    def _finish_step(self, values: dict[str, float]) -> None:
-        """Keep the metrics of a finished optimizer step; stop before a step on a loss that is not finite."""
-        total_loss = values.pop("total_loss")
-        kl_per_sequence, sequences = values.pop("kl_per_sequence", None), values.pop("sequences", 0.0)
-        self.append_metrics(values)
-        if not self.model.training:
-            return
-        if not math.isfinite(total_loss):
-            parts = ", ".join(
-                f"{name} {values[name]:.4g}"
-                for name in ("policy_loss", "value/loss", "kl", "entropy")
-                if name in values
-            )
-            raise FloatingPointError(
-                f"The loss of step {self.state.global_step + 1} is {total_loss} ({parts}); the weights were not "
-                "updated. A log-prob of a trained token is NaN or infinite: lower `learning_rate`, or look at the "
-                "model's dtype."
-            )
-        if kl_per_sequence is not None and sequences:
-            self._update_kl_controller(kl_per_sequence, round(sequences))
-
     def append_metrics(self, values: dict[str, float]) -> None:
         """Keep metrics until TRL logs their mean."""
         for name, value in values.items():
-            self._metrics[self._mode][name].append(value)
+            self._metrics[self.mode][name].append(value)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         # The arguments are saved beside the weights.
@@ -512,15 +520,19 @@ class PolicyTrainer(GRPOTrainer):
                 setattr(self.args, name, value)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self.args.should_save:  # first, so that a checkpoint which TRL has completed holds it
-            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            kl_control.save_state(self.kl_controller, Path(self._get_output_dir(trial=trial), folder))
+        # First, so that a checkpoint which TRL has completed holds it.
+        folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if self.args.should_save:
+            kl_control.save_state(self.kl_controller, folder)
+        if not self.args.save_only_model:
+            save_state(self, folder)
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             kl_control.load_state(self.kl_controller, Path(checkpoint))
+            load_state(self, Path(checkpoint))
 
 
 def _disable_functional_dropout(model: nn.Module) -> None:

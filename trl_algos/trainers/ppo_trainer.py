@@ -44,6 +44,7 @@ from trl_algos.trainers.critic.scoring import (
 )
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
 from trl_algos.trainers.policy_trainer import PolicyTrainer
+from trl_algos.trainers.recording import finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
 
 
@@ -147,14 +148,13 @@ class PPOTrainer(PolicyTrainer):
     def _critic_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """The loss of a micro-batch that trains the critic alone."""
         loss = self.args.vf_coef * self._value_loss(values_alone(self, model, inputs), inputs)
-        metrics = self._step_metrics["train"]
-        metrics.loss("total_loss", loss)
+        self.step_metrics.loss("total_loss", loss)
         if self.accelerator.sync_gradients:
-            self._finish_step(metrics.flush(self.accelerator))
+            finish_step(self, self.step_metrics.flush(self.accelerator))
         return loss
 
     def _value_loss(self, values: Tensor, inputs: dict[str, Any]) -> Tensor:
-        metrics, kept = self._step_metrics[self._mode], value_mask(inputs)
+        metrics, kept = self.step_metrics, value_mask(inputs)
         told = values, inputs["old_values"], inputs["returns"], kept, self.args.value_clip_range or None
         loss = value_loss(*told, normalizer=self.divisor(inputs, "value_tokens"))
         metrics.loss("value/loss", loss)
@@ -163,7 +163,7 @@ class PPOTrainer(PolicyTrainer):
 
     def extra_losses(self, scores: Scores, inputs: dict[str, Any], mask: Tensor) -> list[Tensor]:
         """The value loss, and the likelihood of rows with a reward above 0 where it is asked for."""
-        values, metrics = _present(scores.values), self._step_metrics[self._mode]
+        values, metrics = _present(scores.values), self.step_metrics
         losses = [self.args.vf_coef * self._value_loss(values, inputs) if self._learning.critic else values]
         if "positive" in inputs:
             nll = -masked_sum(scores.logps, positive_mask(inputs)) / self.divisor(inputs, "positive_tokens")

@@ -92,6 +92,34 @@ class Rollout:
         return len(self.scores)
 
 
+def checked_advantages(advantages: Any, rollout: Rollout, per_token: bool) -> Tensor:
+    """`advantages` as the loss takes them: float32, detached, 0 where nothing is learned.
+
+    Args:
+        advantages: what an estimator returned: (N,), or (N, T) where `per_token`.
+        rollout: that they are of.
+        per_token: whether the ratio is one per token, so that the advantage may be, too.
+
+    Raises:
+        ValueError: the shape is another.
+        FloatingPointError: a completion with a score has NaN or an infinite one.
+    """
+    shapes = [tuple(rollout.scores.shape), *([tuple(rollout.mask.shape)] if per_token else [])]
+    if not isinstance(advantages, Tensor) or tuple(advantages.shape) not in shapes:
+        got = tuple(advantages.shape) if isinstance(advantages, Tensor) else type(advantages).__name__
+        raise ValueError(
+            f"`estimate_advantages` must return a tensor of shape {' or '.join(map(str, shapes))}, not {got}."
+        )
+    used = rollout.scorable if advantages.dim() == 1 else rollout.scorable[:, None] & rollout.mask.bool()
+    advantages = torch.where(used, advantages, torch.zeros_like(advantages)).detach().float()
+    if not advantages.isfinite().all():
+        raise FloatingPointError(
+            "`estimate_advantages` gave NaN or infinite advantages to completions that have a score. The cause is "
+            "the KL in the reward, where there is one, or the estimator."
+        )
+    return advantages
+
+
 def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     """One rollout from several: groups stay apart, tokens are padded to the longest width with mask 0."""
     if len(rollouts) == 1:
