@@ -15,17 +15,17 @@ DURATIONS = {"step_time", "train_runtime", "train_samples_per_second", "train_st
 DURATIONS |= {"sampling/generation_seconds", "sampling/uninformative_seconds"}
 
 
-def launch(script: Path, *arguments: str) -> list[Any]:
-    """What two processes that run `script` leave in the folder that is its first argument: rank -> outcomes."""
+def launch(script: Path, *arguments: str, processes: int = 2, file: str = "rank_{rank}.pt") -> list[Any]:
+    """What processes that run `script` leave in the folder that is its first argument: rank -> outcomes in `file`."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
     command += ["--master_addr", "127.0.0.1", "--master_port", str(port), str(script), *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
-    return [torch.load(Path(arguments[0]) / f"rank_{rank}.pt") for rank in range(2)]
+    return [torch.load(Path(arguments[0]) / file.format(rank=rank)) for rank in range(processes)]
 
 
 def assert_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], atol: float = 1e-5) -> None:

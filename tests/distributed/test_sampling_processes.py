@@ -1,15 +1,12 @@
 """Dynamic sampling on two and four processes against one: the same rounds, groups, weights and accounts."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from common import launch
 from sampling_worker import CASES, everything
-from test_two_processes import free_port
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -25,12 +22,7 @@ def alone(model_folder: str) -> dict[str, Any]:
 def ranks(request: pytest.FixtureRequest, model_folder: str) -> list[dict[str, Any]]:
     """Rank -> what came out; one launch for all cases."""
     count = request.param
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count)]
-    command += ["--master_addr", "127.0.0.1", "--master_port", str(free_port()), str(WORKER), model_folder]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [torch.load(Path(model_folder) / f"sampling_{count}_{rank}.pt") for rank in range(count)]
+    return launch(WORKER, model_folder, processes=count, file=f"sampling_{count}_{{rank}}.pt")
 
 
 @pytest.mark.parametrize("case", CASES)
