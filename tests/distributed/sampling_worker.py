@@ -39,7 +39,8 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 2,
         "steps_per_generation": 1,
     },
-    "vapo": {"pattern": "wwwttttttttttttt", "rows": 8, "algorithm": "vapo", "critic": "separate"},
+    "vapo": {"pattern": "wwwttttttttttttt", "rows": 8, "algorithm": "vapo", "critic": "separate"}
+    | {"critic_warmup_steps": 0},
 }
 
 RESUMED = {"pattern": "wtt" * 8, "rows": 8, "steps_per_generation": 2, "max_steps": 4, "save_strategy": "steps"}

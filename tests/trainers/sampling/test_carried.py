@@ -136,7 +136,13 @@ def test_kl_in_the_reward_of_a_carried_group_is_that_of_the_policy_that_sampled_
 
 
 def test_a_critic_in_an_adapter_stays_out_of_the_log_probs(tmp_path: Path, model_folder: str) -> None:
-    settings = {"algorithm": "vapo", "critic": "adapter", "critic_learning_rate": 0.5, "learning_rate": 0.5}
+    settings = {
+        "algorithm": "vapo",
+        "critic": "adapter",
+        "critic_warmup_steps": 0,
+        "critic_learning_rate": 0.5,
+        "learning_rate": 0.5,
+    }
     run = Script(CARRYING, tmp_path, trainer={"model": model_folder, "peft_config": LORA}, **settings)
     expected: list[Tensor] = []
     original = run.trainer._open_window
@@ -171,7 +177,7 @@ ALGORITHMS = {
     "reinforce_pp_baseline": {"beta": 0.0},
     "remax": {"beta": 0.0},
     "ppo": {"beta": 0.0, "critic": "separate", "critic_learning_rate": 0.1},
-    "vapo": {"critic": "separate", "critic_learning_rate": 0.1},
+    "vapo": {"critic": "separate", "critic_learning_rate": 0.1, "critic_warmup_steps": 0},
 }
 
 
@@ -218,8 +224,13 @@ PASSES = {
     "reference": {"algorithm": "grpo", "beta": 0.1, "trainer": {"model": "folder"}},
     "KL in the reward": {"kl_placement": "reward", "beta": 0.1, "trainer": {"model": "folder"}},
     "critic of its own": {"algorithm": "ppo", "beta": 0.0, "critic": "separate", "trainer": {"model": "folder"}},
-    "shared critic": {"algorithm": "vapo", "critic": "shared"},
-    "critic in an adapter": {"algorithm": "vapo", "critic": "adapter", "trainer": {"peft_config": LORA}},
+    "shared critic": {"algorithm": "vapo", "critic": "shared", "critic_warmup_steps": 0},
+    "critic in an adapter": {
+        "algorithm": "vapo",
+        "critic": "adapter",
+        "critic_warmup_steps": 0,
+        "trainer": {"peft_config": LORA},
+    },
 }
 
 

@@ -46,7 +46,13 @@ CASES: dict[str, dict[str, Any]] = {
         "kl_target": 0.1,
     },
     "ppo": {"algorithm": "ppo", "critic": "separate", "steps_per_generation": 4, "num_generations": 2},
-    "vapo": {"algorithm": "vapo", "critic": "separate", "dynamic_sampling": True, "num_generations": 2},
+    "vapo": {
+        "algorithm": "vapo",
+        "critic": "separate",
+        "critic_warmup_steps": 0,
+        "dynamic_sampling": True,
+        "num_generations": 2,
+    },
 }
 
 
