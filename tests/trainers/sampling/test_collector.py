@@ -62,6 +62,16 @@ def test_a_round_asks_for_what_is_missing_over_the_acceptance_rate(tmp_path: Pat
     assert run.trainer.collector.acceptance_rate == pytest.approx(accepted / judged)
 
 
+def test_an_engine_may_be_asked_for_two_batches(tmp_path: Path) -> None:
+    """After rounds with 0, 4 and 4 of 4 groups the rate is 8.329 / 11.569: two are wanted of three prompts."""
+    run = Script(script_of("wwwwtttttttt"), tmp_path, max_steps=2).train()
+    collector = run.trainer.collector
+    assert collector.acceptance_rate == pytest.approx((0.9 * (0.9 * 0.9 + 4) + 4) / (0.9 * (0.9 * 4.9 + 4) + 4))
+    assert [collector._round_size(missing, 4) for missing in (2, 4)] == [3, 4]
+    run.trainer.use_vllm = True
+    assert [collector._round_size(missing, 4) for missing in (2, 4, 8)] == [3, 6, 8]
+
+
 def test_left_over_groups_wait_first_in_first_out(tmp_path: Path) -> None:
     """The second round asks for three at a rate of 1.9 / 4.9, is bounded at four, and finds four: one is left over."""
     run = Script(script_of("wwwttttttttttttt"), tmp_path, max_steps=3).train()

@@ -98,10 +98,12 @@ class Collector:
     def _round_size(self, missing: int, most: int) -> int:
         """Prompts to sample next: as many as should give `missing` groups, but no more than a whole batch has.
 
-        Generation never takes more memory than without dynamic sampling, and the rows lie evenly on the ranks.
+        So generation never takes more memory than without dynamic sampling. An engine lays out its memory by itself:
+        it may be asked for two batches, since each round more costs it the time of the longest completion. The rows
+        lie evenly on the ranks.
         """
         unit = self._unit
-        asked = min(math.ceil(missing / self.acceptance_rate), most)
+        asked = min(math.ceil(missing / self.acceptance_rate), 2 * most if self._trainer.use_vllm else most)
         return -(-asked // unit) * unit
 
     @property
