@@ -159,7 +159,7 @@ class PolicyConfig(GRPOConfig):
         "shaping."
     )
     dynamic_sampling_range: list[float] | None = _unset(  # noqa: RUF009 - it makes a field
-        "Two numbers: keep only groups whose mean reward lies between them, too. Default: no bounds."
+        "Two numbers: keep only groups whose mean reward lies between them, both excluded. Default: no bounds."
     )
     dynamic_sampling_tolerance: float | None = _unset(
         "Rewards of a group that differ by no more than this teach nothing."

@@ -38,7 +38,7 @@ RANGES: Mapping[str, _Rule] = {
     "kl_horizon": _ABOVE_ZERO,
     "overlong_buffer": _AT_LEAST_ZERO,
     "overlong_penalty_factor": _AT_LEAST_ZERO,
-    "dynamic_sampling_tolerance": _AT_LEAST_ZERO,
+    "dynamic_sampling_tolerance": (lambda x: x >= 1e-6, "at least 1e-6: rewards that are closer have no advantage"),
     "dynamic_sampling_max_rounds": _COUNT,
     "dynamic_sampling_retry": _WHOLE,
     "off_policy_mask_threshold": _AT_LEAST_ZERO,

@@ -21,6 +21,9 @@ _DEFAULTED = (
 def resolve_sampling(resolution: Resolution, row: Algorithm) -> Iterator[str]:
     """Fill the settings of dynamic sampling, or name those that were set where it is off."""
     values = resolution.values
+    if not isinstance(values["dynamic_sampling"], bool):
+        yield f"`dynamic_sampling`: {values['dynamic_sampling']!r} must be true or false."
+        values["dynamic_sampling"] = False
     if not values["dynamic_sampling"]:
         for name in (*_DEFAULTED, "dynamic_sampling_metric", "dynamic_sampling_range"):
             if values[name] is not None:

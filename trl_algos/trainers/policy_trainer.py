@@ -213,6 +213,8 @@ class PolicyTrainer(GRPOTrainer):
             if len(self._rollouts) > known:
                 generations.append(self._buffered_inputs)
         self._step -= len(self._window)
+        if self.collector is not None:
+            self.collector.count_step()
         if self._rollouts:
             rollout = concatenate(self._rollouts)
             self._assign_targets(rollout, generations)

@@ -1,5 +1,6 @@
 """Whether a trainer can train on the prompts that it was given."""
 
+import itertools
 from typing import Any
 
 from trl import is_conversational
@@ -16,9 +17,10 @@ def check_prompts(dataset: Any, needed: int, processing_class: Any) -> None:
     Raises:
         ValueError: there are none or too few prompts, or they are messages that nothing can write as text.
     """
-    if hasattr(dataset, "__len__") and len(dataset) < needed:
+    rows = len(dataset) if hasattr(dataset, "__len__") else sum(1 for _ in itertools.islice(dataset, needed))
+    if rows < needed:
         raise ValueError(
-            f"`train_dataset` has {len(dataset)} prompts, but one generation batch takes {needed}: "
+            f"`train_dataset` has {rows} prompts, but one generation batch takes {needed}: "
             "per_device_train_batch_size x steps_per_generation x processes / num_generations. Lower one of them."
         )
     first = next(iter(dataset), None)

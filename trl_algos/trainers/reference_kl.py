@@ -39,6 +39,7 @@ def loss_kl(
 def sampling_kl(trainer: "PolicyTrainer", output: dict[str, Any]) -> Tensor:
     """(B, T) KL of the sampling policy to the reference in nats, detached, of this rank's generated rows.
 
+    The exact one (`kl_estimator: full`) is the current policy's, also where dynamic sampling let a row wait.
     Adds `old_per_token_logps` to `output` where TRL left it out because the first update is on-policy.
     """
     args, model = trainer.args, trainer.model

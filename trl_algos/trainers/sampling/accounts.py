@@ -23,6 +23,7 @@ class Sampled:
         completions: of each group.
         seconds: that the generation took.
         retried: prompts that had been rejected before.
+        reward: mean of the weighted rewards of all completions, without length shaping; NaN where nothing was scored.
     """
 
     verdicts: Sequence[str]
@@ -31,6 +32,7 @@ class Sampled:
     completions: int
     seconds: float
     retried: int = 0
+    reward: float = math.nan
 
     @property
     def prompts(self) -> int:
@@ -166,7 +168,7 @@ def sampling_metrics(rounds: Sequence[Sampled], carried: int = 0, missing: int =
     """
     verdicts = Counter(verdict for sampled in rounds for verdict in sampled.verdicts)
     groups = verdicts.total()
-    means = [mean for sampled in rounds for mean in sampled.means if not math.isnan(mean)]
+    rewards = [(sampled.reward, sampled.prompts) for sampled in rounds if not math.isnan(sampled.reward)]
     values: dict[str, float] = {
         "sampling/rounds": len(rounds),
         "sampling/generated_tokens": sum(sum(sampled.tokens) for sampled in rounds),
@@ -174,8 +176,8 @@ def sampling_metrics(rounds: Sequence[Sampled], carried: int = 0, missing: int =
         "sampling/carried_groups": carried,
         "sampling/missing_groups": missing,
     }
-    if means:
-        values["sampling/reward"] = sum(means) / len(means)
+    if rewards:
+        values["sampling/reward"] = sum(reward * n for reward, n in rewards) / sum(n for _, n in rewards)
     if groups:
         values["sampling/acceptance_rate"] = verdicts[INFORMATIVE] / groups
         values["sampling/uninformative_seconds"] = sum(sampled.wasted_seconds for sampled in rounds)

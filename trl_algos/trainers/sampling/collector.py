@@ -51,7 +51,7 @@ class Collector:
         """Informative groups that no batch had room for."""
         self._handed_out: list[Group] = []  # to the optimizer step that is being prepared
         self._last: Group | None = None
-        self._is_first = True
+        self._counted: list[dict[str, int]] = []  # for the accounts, once the step is sure to be taken
         # One accepted group of one, so that the first round asks for what is missing.
         self._accepted = self._judged = 1.0
 
@@ -62,7 +62,13 @@ class Collector:
 
     def begin_step(self) -> None:
         """An optimizer step begins: what was handed out before has been trained on."""
-        self._handed_out = []
+        self._handed_out, self._counted = [], []
+
+    def count_step(self) -> None:
+        """The optimizer step is prepared, and will be taken."""
+        for batch in self._counted:
+            self._trainer.accounts.trained(**batch)
+        self._counted = []
 
     def collect(self, alone: bool) -> list[Group]:
         """The groups of the next generation batch, over all ranks; blank ones where some could not be found.
@@ -89,9 +95,18 @@ class Collector:
         self._handed_out += batch
         add_old_logps(trainer, self.waiting)
         trainer.append_metrics(sampling_metrics(rounds, len(self.waiting), missing))
+        trainer.append_metrics({"sampling/epoch": self._prompts.passes})
         tokens = sum(c.generated_tokens for group in batch for c in group.completions)
         completions = sum(len(group.completions) for group in batch)
-        trainer.accounts.trained(len(batch), completions, tokens, len(rounds), missing)
+        self._counted.append(
+            {
+                "groups": len(batch),
+                "completions": completions,
+                "tokens": tokens,
+                "rounds": len(rounds),
+                "missing": missing,
+            }
+        )
         self._last = batch[-1] if batch else self._last
         return batch + self._blanks(missing)
 
@@ -103,7 +118,8 @@ class Collector:
         lie evenly on the ranks.
         """
         unit = self._unit
-        asked = min(math.ceil(missing / self.acceptance_rate), 2 * most if self._trainer.use_vllm else most)
+        bound = 2 * most if self._trainer.use_vllm else most
+        asked = math.ceil(missing / max(self.acceptance_rate, missing / bound))
         return -(-asked // unit) * unit
 
     @property
@@ -137,6 +153,7 @@ class Collector:
             size,
             trainer.generation_seconds,
             sum(prompt.retried for prompt in drawn),
+            trainer.weighted_scores(rewards)[: count * size].nanmean().item(),
         )
         self._sort_out(drawn, keeps, kept, rewards.view(-1, size, rewards.shape[1]).tolist())
         self._accepted = MEMORY * self._accepted + sampled.informative
@@ -186,10 +203,11 @@ class Collector:
                 self._prompts.reject(prompt)
 
     def _keep(self, group: Group) -> None:
-        """Put a group in the queue; the first one of a run shows whether a checkpoint can hold such groups."""
-        first, self._is_first = self._is_first, False
-        stranger = unsavable(self._group_state(group), "row") if first else None
-        if stranger and self._trainer.args.save_strategy != SaveStrategy.NO:
+        """Put a group in the queue, if a checkpoint can hold it."""
+        args = self._trainer.args
+        saves = args.save_strategy != SaveStrategy.NO and not args.save_only_model
+        stranger = unsavable(self._group_state(group), "row") if saves else None
+        if stranger:
             raise ConfigError(
                 [
                     f"`dynamic_sampling`: groups that wait for the next step could not be saved: {stranger} is not "

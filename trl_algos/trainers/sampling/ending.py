@@ -42,7 +42,7 @@ def step_sampler(trainer: "PolicyTrainer") -> Sampler[int]:
     args = trainer.args
     prompts = args.generation_batch_size // trainer.num_generations
     batches = -(-len(trainer.train_dataset) // prompts)
-    return FirstRow(batches * args.generation_batch_size * args.steps_per_generation * args.num_iterations)
+    return FirstRow(batches * args.generation_batch_size * args.steps_per_generation * trainer.num_iterations)
 
 
 class FirstRow(Sampler[int]):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 Generated = tuple[Any, ...]
@@ -70,6 +71,19 @@ class Group:
         return cls(**state | {"completions": [Completion(**c) for c in state["completions"]]})
 
 
+_SAVABLE = (str, int, float, bool, type(None), Tensor)
+"""Exactly these: what is derived from them, such as numpy's numbers, would be pickled."""
+
+
+def plain(value: Any) -> Any:
+    """`value` with numbers and arrays of numpy as Python's own."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
 def unsavable(value: Any, name: str) -> str | None:
     """Name and type of the first value within `value` that a checkpoint cannot hold, which pickles nothing."""
     if isinstance(value, dict):
@@ -77,7 +91,7 @@ def unsavable(value: Any, name: str) -> str | None:
     elif isinstance(value, list | tuple):
         parts = [(name, part) for part in value]
     else:
-        return None if isinstance(value, str | int | float | Tensor | None) else f"`{name}` ({type(value).__name__})"
+        return None if type(value) in _SAVABLE else f"`{name}` ({type(value).__name__})"
     return next(filter(None, (unsavable(part, key) for key, part in parts)), None)
 
 
@@ -95,13 +109,13 @@ def split(prompts: Sequence[Any], generated: Generated, columns: dict[str, list[
     return [
         Completion(
             prompts[i],
-            list(prompt_ids[i]),
-            list(completion_ids[i]),
-            None if tool_mask is None else list(tool_mask[i]),
+            plain(list(prompt_ids[i])),
+            plain(list(completion_ids[i])),
+            None if tool_mask is None else plain(list(tool_mask[i])),
             completions[i],
-            None if logprobs is None else list(logprobs[i]),
-            row_fields(extra, i),
-            {name: values[i] for name, values in columns.items()},
+            None if logprobs is None else plain(list(logprobs[i])),
+            plain(row_fields(extra, i)),
+            {name: plain(values[i]) for name, values in columns.items()},
         )
         for i in rows
     ]

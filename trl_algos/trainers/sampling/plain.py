@@ -47,4 +47,5 @@ def sampled_of(rollout: Rollout, rewards: Tensor, tolerance: float, seconds: flo
         rollout.lengths.view(groups, size).sum(1).tolist(),
         size,
         seconds,
+        reward=(rollout.scores - rollout.length_penalty).nanmean().item(),
     )

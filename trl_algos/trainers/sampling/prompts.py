@@ -76,6 +76,11 @@ class Prompts:
     def _drawn(self) -> int:
         return self._epoch * len(self._order) + self._position
 
+    @property
+    def passes(self) -> float:
+        """How often the data have been gone through; of a stream, whose length nobody knows, whole passes alone."""
+        return self._epoch + (self._position / len(self._order) if self._order else 0.0)
+
     def row(self, place: int) -> dict[str, Any]:
         """Columns of a row; a stream has none to go back to."""
         row: dict[str, Any] = self._dataset[place]

@@ -11,6 +11,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import send_to_device
 
+from trl_algos.errors import ConfigError, counted
 from trl_algos.trainers.sampling.accounts import Accounts
 
 if TYPE_CHECKING:
@@ -27,33 +28,83 @@ def save_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
     checkpoint.mkdir(parents=True, exist_ok=True)
     if trainer.args.should_save:
         collector = None if trainer.collector is None else trainer.collector.state_dict()
-        torch.save({"accounts": trainer.accounts.state_dict(), "collector": collector}, checkpoint / STATE_FILE)
+        state = {"accounts": trainer.accounts.state_dict(), "collector": collector, "settings": _settings(trainer)}
+        torch.save(state, checkpoint / STATE_FILE)
     ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
-    used_up = trainer._step % (trainer.args.steps_per_generation * trainer.args.num_iterations) == 0
+    used_up = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0
     batches = None if used_up else trainer._buffered_inputs
     torch.save({"ranks": ranks, "step": trainer._step, "batches": batches}, checkpoint / BATCH_FILE.format(rank=rank))
     trainer.accelerator.wait_for_everyone()  # before the file that makes the checkpoint whole
 
 
 def load_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
-    """Read the files back from the folder `checkpoint`; warns where it holds none."""
+    """Read the files back from the folder `checkpoint`; warns where it holds none.
+
+    Raises:
+        ConfigError: what it holds was sampled with other settings.
+    """
     state = _read(checkpoint / STATE_FILE)
+    file = checkpoint / BATCH_FILE.format(rank=trainer.accelerator.process_index)
+    saved = _read(file)
+    if state is not None:
+        _check_settings(trainer, checkpoint, state, in_batch=saved is not None and saved["batches"] is not None)
     if state is None:
         logger.warning(f"{checkpoint} has no {STATE_FILE}: what was sampled is counted from 0, and data start anew.")
     else:
         trainer.accounts = Accounts(**state["accounts"])
-        if trainer.collector is not None and state["collector"] is not None:
-            trainer.collector.load_state_dict(state["collector"])
+        _load_collector(trainer, checkpoint, state["collector"])
     _advance(trainer.train_sampler, int(trainer.state.epoch or 0))
-    file = checkpoint / BATCH_FILE.format(rank=trainer.accelerator.process_index)
-    saved = _read(file)
-    if saved is None or saved["ranks"] != trainer.accelerator.num_processes:
+    fits = saved is not None and (saved["batches"] is None or saved["ranks"] == trainer.accelerator.num_processes)
+    if not fits:
         logger.warning(f"{checkpoint} has no generation batch for this number of processes: one is sampled anew.")
         return
     trainer._step, trainer._buffered_inputs = (
         saved["step"],
         send_to_device(saved["batches"], trainer.accelerator.device),
     )
+
+
+def _settings(trainer: "PolicyTrainer") -> dict[str, Any]:
+    """What a batch that is trained on, or groups that wait, depend on."""
+    dataset = trainer.train_dataset
+    return {
+        "num_generations": trainer.num_generations,
+        "steps_per_generation": trainer.args.steps_per_generation,
+        "num_iterations": trainer.num_iterations,
+        "shuffle_dataset": trainer.shuffle_dataset,
+        "seed": trainer.args.seed,
+        "train_dataset": len(dataset) if hasattr(dataset, "__len__") else None,
+    }
+
+
+_OF_BATCH = ("num_generations", "steps_per_generation", "num_iterations")
+_OF_COLLECTOR = ("num_generations", "shuffle_dataset", "seed", "train_dataset")
+
+
+def _check_settings(trainer: "PolicyTrainer", checkpoint: Path, state: dict[str, Any], in_batch: bool) -> None:
+    """Refuse settings that the saved batch, or the saved place in the data, was not made with."""
+    collects = trainer.collector is not None and state["collector"] is not None
+    names = dict.fromkeys((*_OF_BATCH * in_batch, *_OF_COLLECTOR * collects))
+    before, now = state["settings"], _settings(trainer)
+    problems = [
+        f"`{name}`: {now[name]!r}, but {checkpoint} was made with {before[name]!r}, and it holds what was sampled so; "
+        "go on with that."
+        for name in names
+        if before[name] != now[name]
+    ]
+    if problems:
+        raise ConfigError([problem.replace("`train_dataset`: ", "`train_dataset`: rows ") for problem in problems])
+
+
+def _load_collector(trainer: "PolicyTrainer", checkpoint: Path, state: dict[str, Any] | None) -> None:
+    if trainer.collector is None:
+        if state is not None and state["waiting"]:
+            waiting = counted(len(state["waiting"]), "group")
+            logger.warning(f"{waiting} that waited in {checkpoint} will not be trained on: `dynamic_sampling` is off.")
+    elif state is None:
+        logger.warning(f"{checkpoint} was made without dynamic sampling: it begins with the first prompt.")
+    else:
+        trainer.collector.load_state_dict(state)
 
 
 def _advance(sampler: Any, epochs: int) -> None:

@@ -19,7 +19,7 @@ def group_verdicts(
     """One verdict per group: `INFORMATIVE`, or one of `CAUSES`.
 
     unscorable     fewer than two completions have a reward, so that there is nothing to compare
-    truncated      no completion has a token to train on
+    truncated      no completion with a reward has a token to train on
     all_right, all_wrong, constant    the rewards differ by at most `tolerance`; they are ≥ 1, ≤ 0, or others
     outside_range  the mean reward lies outside the open `interval`
 
@@ -35,7 +35,7 @@ def group_verdicts(
     groups = torch.arange(count, device=rewards.device).repeat_interleave(size)
     spread = informative_groups(rewards.flatten(), groups, tolerance).view(count, size)[:, 0].tolist()
     scored = (~rewards.isnan()).sum(1).tolist()
-    taught, means = learned.any(1).tolist(), rewards.nanmean(1).tolist()
+    taught, means = (learned & ~rewards.isnan()).any(1).tolist(), rewards.nanmean(1).tolist()
 
     def verdict(group: int) -> str:
         mean = means[group]
