@@ -85,6 +85,37 @@ def test_parameters_of_the_critics_schedule(model_folder: str, tmp_path: Any) ->
         sampling_trainer("shared", model_folder, tmp_path, **settings | {"critic_lr_scheduler_kwargs": {"pace": 1}})
 
 
+@pytest.mark.parametrize(("critic_rate", "warmup"), [(2e-2, 0), (2e-2, 2), (1e-2, 2)])
+@pytest.mark.parametrize(
+    ("kind", "parameters", "down"),
+    [
+        ("cosine_with_min_lr", {"min_lr": 1e-4}, lambda n, steps: 0.5 * (1 + math.cos(math.pi * n / steps))),
+        # One step ahead, so that the last step of the run is at the floor.
+        ("cosine_warmup_with_min_lr", {"min_lr": 1e-4}, lambda n, m: 0.5 * (1 + math.cos(math.pi * (n + 1) / m))),
+        ("polynomial", {"lr_end": 1e-4, "power": 2.0}, lambda n, steps: (1 - n / steps) ** 2),
+    ],
+)
+def test_floors_of_a_schedule_are_learning_rates(
+    kind: str, parameters: dict[str, float], down: Any, critic_rate: float, warmup: int, model_folder: str
+) -> None:
+    """Both fall to 1e-4 from wherever they start: the critic over 6 steps, the policy over those after the warm-up."""
+    settings = {"lr_scheduler_type": kind, "lr_scheduler_kwargs": parameters, "learning_rate": 1e-2, "max_steps": 6}
+    settings |= {"critic_learning_rate": critic_rate, "critic_warmup_steps": warmup, "warmup_steps": 0}
+    trainer = make_trainer("separate", model_folder, **settings)
+    trainer.train()
+    policy, critic = (
+        [1e-4 + (rate - 1e-4) * down(n, steps) for n in range(steps + 1)]
+        for rate, steps in ((1e-2, 6 - warmup), (critic_rate, 6))
+    )
+    found = [(log["learning_rate"], log["value/learning_rate"]) for log in logs(trainer)]
+    assert [rates[0] for rates in found] == pytest.approx([*[0.0] * warmup, *policy[:-1]])
+    assert [rates[1] for rates in found] == pytest.approx(critic[:-1])
+    after = {group.get("role", "policy"): group["lr"] for group in trainer.optimizer.param_groups}
+    assert after == pytest.approx({"policy": policy[-1], "critic": critic[-1]})
+    assert min(policy) == pytest.approx(1e-4)
+    assert min(critic) == pytest.approx(1e-4)
+
+
 @pytest.mark.parametrize("name", ["adapter", "separate"])
 def test_schedule_and_passes_go_on_after_a_checkpoint_to_the_bit(name: str, model_folder: str, tmp_path: Any) -> None:
     settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "critic_warmup_steps": 1}
