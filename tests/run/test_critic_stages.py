@@ -181,6 +181,37 @@ def test_what_only_the_start_can_see_is_refused_before_anything_is_written(
     assert files(tmp_path / "run") == before
 
 
+def test_a_checkpoint_whose_optimizer_is_cut_short_is_refused_before_anything_is_written(
+    command: Callable[..., tuple[int, str]], alone: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(alone / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoint-2")
+    file = tmp_path / "run/checkpoint-1/optimizer.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    before = files(tmp_path / "run")
+    settings = {"critic": "shared", "output_dir": tmp_path / "run", "resume_from_checkpoint": "true"}
+    code, shown = command("train", **settings)
+    assert code == 2
+    assert f"`resume_from_checkpoint`: {file} cannot be read: it is cut short" in shown
+    assert "Traceback" not in shown
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("settings", [{"critic_warmup_steps": 4}, {"critic_warmup_steps": 5}, {"algorithm": "vapo"}])
+def test_a_warm_up_of_all_epochs_is_refused_before_anything_is_written(
+    settings: dict[str, Any], command: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    """An epoch of 16 prompts in batches of 8, each for two passes, is 4 steps."""
+    settings = {"max_steps": -1, "num_train_epochs": 1, "num_iterations": 2} | settings
+    settings |= {"dataset_parameters": "{size: 16}", "num_generations": 1, "output_dir": tmp_path / "run"}
+    code, shown = command("train", **settings)
+    assert code == 2, shown
+    warmup = settings.get("critic_warmup_steps", 50)
+    assert f"`critic_warmup_steps`: {warmup} leaves the policy untrained: the run has 4 steps (" in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["check", "train"])
 def test_a_checkpoint_of_an_algorithm_without_a_critic_is_refused(
     name: str, command: Callable[..., tuple[int, str]], alone: Path, tmp_path: Path

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
-from transformers.trainer_utils import get_last_checkpoint
 
 from trl_algos.config import PolicyConfig
 from trl_algos.core import gae, length_adaptive_lambda, masked_sum, value_loss
@@ -26,6 +25,7 @@ from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction, value_metrics
 from trl_algos.trainers.critic.optimisation import (
     Learners,
+    check_warmup,
     clip,
     critic_groups,
     has_own_schedule,
@@ -213,20 +213,13 @@ class PPOTrainer(PolicyTrainer):
 
     # Files
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """TRL's training; a checkpoint whose critic is not this run's is refused before anything else is done."""
-        folder = (
-            get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        )
-        if folder:
-            self.check_checkpoint(folder)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def check_checkpoint(self, folder: str) -> None:
-        """Raise `ConfigError` where the run cannot go on with the critic in a checkpoint."""
-        check_critic(
-            self.critic, self.critic_folder(folder), "resume_from_checkpoint", vocabulary_digest(self.processing_class)
-        )
+    def check_start(self, checkpoint: str | None = None) -> None:
+        """Also where the policy would not be trained, or the run cannot go on with the critic in the checkpoint."""
+        super().check_start(checkpoint)
+        check_warmup(self)
+        if checkpoint is not None:
+            digest = vocabulary_digest(self.processing_class)
+            check_critic(self.critic, self.critic_folder(checkpoint), "resume_from_checkpoint", digest)
 
     def critic_folder(self, folder: str | Path) -> Path:
         """Where `folder` holds the critic; what is in the output folder is pushed, unless its name starts with `_`."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,7 +11,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from trl_algos.config import PolicyConfig
+from trl_algos.errors import ConfigError
 from trl_algos.settings.critic import plain
+
+if TYPE_CHECKING:
+    from trl_algos.trainers.ppo_trainer import PPOTrainer
 
 ROLE = "role"
 """Key of a parameter group; its value is "critic" in those of the critic."""
@@ -52,6 +56,23 @@ def learners(args: PolicyConfig, step: int, passed: int) -> Learners:
     if step < int(args.critic_warmup_steps or 0):
         return Learners(policy=False)
     return Learners(passed < args.num_iterations, passed < int(args.critic_num_iterations or 0))
+
+
+def check_warmup(trainer: "PPOTrainer") -> None:
+    """Raise `ConfigError` where the policy would not learn and epochs are counted; settings judge `max_steps`."""
+    args = trainer.args
+    if not args.critic_warmup_steps or args.max_steps > 0:
+        return
+    steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
+    if steps <= args.critic_warmup_steps:
+        raise ConfigError(
+            [
+                f"`critic_warmup_steps`: {args.critic_warmup_steps} leaves the policy untrained: the run has {steps} "
+                f"steps (`num_train_epochs` is {args.num_train_epochs:g}), and until the warm-up is over the critic "
+                f"alone learns. Set fewer than {steps}, or more epochs; to train the critic alone, set `max_steps` "
+                "to the same number."
+            ]
+        )
 
 
 WITH_FLOOR = ("polynomial", "cosine_with_min_lr", "cosine_warmup_with_min_lr")
