@@ -42,7 +42,7 @@ from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import StepMetrics
 from trl_algos.trainers.prompt_checks import check_prompts
-from trl_algos.trainers.recording import record_rollout, record_step
+from trl_algos.trainers.recording import check_grad_norm, record_rollout, record_step
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
 from trl_algos.trainers.reward_checks import checked_reward
 from trl_algos.trainers.rollout import (
@@ -502,6 +502,11 @@ class PolicyTrainer(GRPOTrainer):
         return self.loss_counts(inputs)[name].clamp(min=1.0) * self.accumulation_steps
 
     # Metrics and state
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        check_grad_norm(self, norm, "policy")
+        return norm
 
     def append_metrics(self, values: dict[str, float]) -> None:
         """Keep metrics until TRL logs their mean."""

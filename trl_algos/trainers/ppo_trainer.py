@@ -44,7 +44,7 @@ from trl_algos.trainers.critic.scoring import (
 )
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
 from trl_algos.trainers.policy_trainer import PolicyTrainer
-from trl_algos.trainers.recording import finish_step
+from trl_algos.trainers.recording import check_grad_norm, finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
 
 
@@ -202,6 +202,7 @@ class PPOTrainer(PolicyTrainer):
                     parameter.grad = None  # not 0: that would let weight decay and momentum go on
             norm = clip(policy, self.args.max_grad_norm)
             values["value/grad_norm"] = clip(critic, self.args.critic_max_grad_norm).item()
+            check_grad_norm(self, values["value/grad_norm"], "critic")
         if self.learners.critic:
             self.append_metrics(values)
         return norm
