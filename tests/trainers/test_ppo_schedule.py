@@ -1,5 +1,6 @@
 """The critic's own schedule and number of passes: what moves in which step, by hand, and what is logged of it."""
 
+import inspect
 import itertools
 import math
 from typing import Any
@@ -19,6 +20,7 @@ from ppo_oracle import (
 from test_ppo_state import logs, sampling_trainer, states
 from torch import Tensor
 from transformers import SchedulerType
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from trl_algos import ConfigError
 from trl_algos.settings.critic import REACTING_SCHEDULES, SCHEDULES
@@ -62,6 +64,10 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> tuple[bool, bo
 
 def test_schedules_are_those_of_transformers() -> None:
     assert {*SCHEDULES, *REACTING_SCHEDULES} == {kind.value for kind in SchedulerType}
+    given = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+    for name, parameters in SCHEDULES.items():
+        function = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
+        assert set(inspect.signature(function).parameters) - given == set(parameters), name
 
 
 def test_the_critics_schedule_is_its_own(model_folder: str, tmp_path: Any) -> None:
@@ -81,8 +87,9 @@ def test_parameters_of_the_critics_schedule(model_folder: str, tmp_path: Any) ->
     trainer.train()
     course = [2e-2 * (0.5 + 0.25 * (1 + math.cos(math.pi * n / 4))) for n in range(4)]
     assert [log["value/learning_rate"] for log in logs(trainer)] == pytest.approx(course)
-    with pytest.raises(ConfigError, match=r"^`critic_lr_scheduler_kwargs`: \{'pace': 1\}, with which .*'pace'"):
-        sampling_trainer("shared", model_folder, tmp_path, **settings | {"critic_lr_scheduler_kwargs": {"pace": 1}})
+    wrong = {"critic_lr_scheduler_kwargs": {"min_lr_rate": "much"}}  # of the right name
+    with pytest.raises(ConfigError, match=r"^`critic_lr_scheduler_kwargs`: \{'min_lr_rate': 'much'\}, with which "):
+        sampling_trainer("shared", model_folder, tmp_path, **settings | wrong)
 
 
 @pytest.mark.parametrize(("critic_rate", "warmup"), [(2e-2, 0), (2e-2, 2), (1e-2, 2)])

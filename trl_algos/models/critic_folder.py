@@ -27,7 +27,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 def is_critic_folder(path: str | None) -> bool:
     """Whether a run has left a critic there, whole or not."""
-    return path is not None and os.path.isfile(os.path.join(path, ABOUT_FILE))
+    return isinstance(path, str | os.PathLike) and str(path) != "" and os.path.isfile(os.path.join(path, ABOUT_FILE))
 
 
 def about_critic(folder: str | Path) -> dict[str, Any]:
