@@ -162,7 +162,10 @@ class PPOTrainer(PolicyTrainer):
         return loss
 
     def extra_losses(self, scores: Scores, inputs: dict[str, Any], mask: Tensor) -> list[Tensor]:
-        """The value loss, and the likelihood of rows with a reward above 0 where it is asked for."""
+        """The value loss, and the likelihood of rows with a reward above 0 where it is asked for.
+
+        A subclass adds to what `super()` returns: without the value loss the critic is left untrained.
+        """
         values, metrics = _present(scores.values), self.step_metrics
         losses = [self.args.vf_coef * self._value_loss(values, inputs) if self._learning.critic else values]
         if "positive" in inputs:
