@@ -64,6 +64,8 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
     "create_scheduler": ("self", "num_training_steps", "optimizer"),
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),
+    "get_train_dataloader": ("self",),
+    "set_initial_training_values": ("self", "args", "dataloader"),
     "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
     "get_off_policy_mask": (
         "advantages",

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from trl_algos.core.returns import gae, last_token_places
 from trl_algos.core.values import explained_variance, value_loss
 
 NAN, INF = math.nan, math.inf
@@ -177,6 +178,35 @@ class TestExplainedVariance:
         returns, mask = torch.full((2, 5), 0.1), torch.ones(2, 5)
         assert explained_variance(torch.arange(10.0).reshape(2, 5), returns, mask) == 0
         assert explained_variance(returns, returns, 0 * mask) == 0
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, -1.0])
+    @pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0])
+    def test_returns_that_differ_by_rounding_alone(self, reward, scale, dtype):
+        generator = torch.Generator().manual_seed(0)
+        for length in (2, 7, 64, 1500):
+            values = scale * torch.randn(6, length, generator=generator, dtype=torch.float64).to(dtype)
+            mask = torch.ones_like(values)
+            mask[0, length // 2 + 1 :] = 0
+            rewards = reward * last_token_places(mask).to(dtype)
+            _, returns = gae(rewards, values, mask, 1.0, 1.0)
+            assert explained_variance(values, returns, mask) == 0
+            _, discounted = gae(rewards + last_token_places(mask) * 2, values, mask, 0.9, 1.0)
+            assert explained_variance(values, discounted, mask) != 0
+
+    @pytest.mark.parametrize(("dtype", "spread"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+    def test_a_small_spread_is_real(self, dtype, spread):
+        """Returns 1 -+ spread, of which the values have half: a quarter of the variance is left."""
+        half = spread / 2 * torch.tensor([[-1, 1], [1, -1]], dtype=dtype)
+        assert explained_variance(1 + half, 1 + 2 * half, torch.ones(2, 2)).item() == pytest.approx(0.75, abs=0.02)
+        tiny = 1e-30 * torch.tensor([[1, 2], [3, 4]], dtype=dtype)
+        assert torch.isfinite(explained_variance(tiny, tiny, torch.ones(2, 2)))
+
+    def test_infinity_is_no_rounding(self):
+        returns = torch.tensor([[1, INF, 0], [1, 1, 0]])
+        assert explained_variance(torch.ones(2, 3), returns, self.MASK).isnan()
+        values = torch.tensor([[1, INF, 0], [2, 1, 0]])
+        assert not explained_variance(values, torch.arange(6.0).reshape(2, 3), self.MASK).isfinite()
 
     def test_nan_on_the_mask_surfaces(self):
         ones = torch.ones(2, 3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, BertConfig, BertModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
 from trl_algos.cli import main
 from trl_algos.data import bundled_model_path
@@ -181,6 +181,37 @@ def test_what_only_the_start_can_see_is_refused_before_anything_is_written(
     assert files(tmp_path / "run") == before
 
 
+def test_a_checkpoint_whose_optimizer_is_cut_short_is_refused_before_anything_is_written(
+    command: Callable[..., tuple[int, str]], alone: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(alone / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoint-2")
+    file = tmp_path / "run/checkpoint-1/optimizer.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    before = files(tmp_path / "run")
+    settings = {"critic": "shared", "output_dir": tmp_path / "run", "resume_from_checkpoint": "true"}
+    code, shown = command("train", **settings)
+    assert code == 2
+    assert f"`resume_from_checkpoint`: {file} cannot be read: it is cut short" in shown
+    assert "Traceback" not in shown
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("settings", [{"critic_warmup_steps": 4}, {"critic_warmup_steps": 5}, {"algorithm": "vapo"}])
+def test_a_warm_up_of_all_epochs_is_refused_before_anything_is_written(
+    settings: dict[str, Any], command: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    """An epoch of 16 prompts in batches of 8, each for two passes, is 4 steps."""
+    settings = {"max_steps": -1, "num_train_epochs": 1, "num_iterations": 2} | settings
+    settings |= {"dataset_parameters": "{size: 16}", "num_generations": 1, "output_dir": tmp_path / "run"}
+    code, shown = command("train", **settings)
+    assert code == 2, shown
+    warmup = settings.get("critic_warmup_steps", 50)
+    assert f"`critic_warmup_steps`: {warmup} leaves the policy untrained: the run has 4 steps (" in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["check", "train"])
 def test_a_checkpoint_of_an_algorithm_without_a_critic_is_refused(
     name: str, command: Callable[..., tuple[int, str]], alone: Path, tmp_path: Path
@@ -195,6 +226,14 @@ def test_a_checkpoint_of_an_algorithm_without_a_critic_is_refused(
     assert code == 2
     assert "holds no critic" in shown or "`algorithm`: 'ppo' cannot go on in" in shown
     assert files(tmp_path / "run") == before
+
+
+def classifier(folder: Path, labels: int) -> Path:
+    """The bundled model with a head of so many labels, in `folder`."""
+    model = AutoModelForSequenceClassification.from_pretrained(bundled_model_path(), num_labels=labels)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(bundled_model_path()).save_pretrained(folder)
+    return folder
 
 
 def starts(folder: Path) -> dict[str, tuple[Any, str]]:
@@ -212,12 +251,19 @@ def starts(folder: Path) -> dict[str, tuple[Any, str]]:
         "missing": (folder / "nothing", "there is no folder"),
         "a file": (file, "is a file; give the folder"),
         "an encoder": (encoder, "is an encoder, whose states have seen the tokens to come"),
+        "three labels": (
+            classifier(folder / "three", 3),
+            "is a classifier (`num_labels`: 3), but a reward model has 1",
+        ),
+        "two labels": (classifier(folder / "two", 2), "is a classifier (`num_labels`: 2), but a reward model has 1"),
         "another vocabulary": (vocabulary, "has another tokenizer than the policy"),
     }
 
 
 @pytest.mark.parametrize("name", ["check", "train"])
-@pytest.mark.parametrize("case", ["missing", "a file", "an encoder", "another vocabulary"])
+@pytest.mark.parametrize(
+    "case", ["missing", "a file", "an encoder", "three labels", "two labels", "another vocabulary"]
+)
 def test_a_start_that_is_no_critic_is_refused(
     case: str, name: str, command: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
@@ -240,6 +286,24 @@ def test_a_saved_critic_on_another_models_layers_is_refused(
     assert code == 2
     assert "holds a critic on the layers of" in shown
     assert shown.count("critic_model_name_or_path`:") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["check", "train"])
+def test_settings_that_name_nothing_are_refused(
+    name: str, command: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    for settings, message in (
+        ({"critic_model_name_or_path": "''"}, "`critic_model_name_or_path`: '' names no model"),
+        ({"critic_model_name_or_path": "true"}, "`critic_model_name_or_path`: 'true' names no model"),
+        (
+            {"critic_lr_scheduler_kwargs": "{foo: 1}"},
+            "`critic_lr_scheduler_kwargs`: 'foo' is no parameter of linear, which takes none",
+        ),
+    ):
+        code, shown = command(name, output_dir=tmp_path / "run", **settings)
+        assert (code, message in shown) == (2, True), shown
+        assert shown.count("`critic_") == 1
     assert not (tmp_path / "run").exists()
 
 

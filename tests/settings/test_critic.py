@@ -73,6 +73,7 @@ def test_the_settings_tested_here_are_all_there_are():
 @pytest.mark.parametrize("name", VALUES)
 def test_what_was_set_wins(name: str):
     more = {"critic_trunk_gradient": {"critic": "shared"}, "critic_model_name_or_path": {"critic": "separate"}}
+    more["critic_lr_scheduler_kwargs"] = {"critic_lr_scheduler_type": "cosine"}
     built = config(algorithm="ppo", **{**more.get(name, {}), name: VALUES[name]})
     assert getattr(built, name) == VALUES[name]
 
@@ -335,3 +336,47 @@ def test_whole_checkpoints_would_be_pushed_with_the_critic():
     assert only_problem(**settings).startswith("`hub_strategy`: checkpoint pushes whole checkpoints, the critic incl")
     config(push_critic=True, **settings)
     config(**settings | {"hub_strategy": "every_save"})
+
+
+@pytest.mark.parametrize("path", ["", " ", "true", "False"])
+def test_what_names_no_model_is_refused(path: str):
+    message = f"`critic_model_name_or_path`: {path!r} names no model; give a folder or a model id, or leave it out."
+    assert only_problem(algorithm="ppo", critic_model_name_or_path=path) == message
+    assert only_problem(algorithm="ppo", critic="shared", critic_model_name_or_path=path) == message
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"critic_lr_scheduler_kwargs": {"foo": 1}}, "'foo' is no parameter of linear, which takes none"),
+        (
+            {"critic_lr_scheduler_type": "polynomial", "critic_lr_scheduler_kwargs": {"min_lr": 1}},
+            "'min_lr' is no parameter of polynomial, which takes lr_end, power",
+        ),
+        ({"critic_lr_scheduler_type": "cosine_with_min_lr"}, "{}, but cosine_with_min_lr needs min_lr or min_lr_rate"),
+        (
+            {
+                "critic_lr_scheduler_type": "cosine_with_min_lr",
+                "critic_lr_scheduler_kwargs": {"min_lr": 1e-7, "min_lr_rate": 0.1},
+            },
+            "{'min_lr': 1e-07, 'min_lr_rate': 0.1}, but cosine_with_min_lr needs min_lr or min_lr_rate",
+        ),
+        (
+            {"critic_lr_scheduler_type": "constant", "critic_lr_scheduler_kwargs": {"a": 1}},
+            "constant, which takes none",
+        ),
+    ],
+)
+def test_parameters_that_are_not_the_schedules(settings: dict[str, Any], says: str):
+    message = only_problem(algorithm="ppo", **settings)
+    assert message.startswith("`critic_lr_scheduler_kwargs`: ")
+    assert says in message
+
+
+def test_parameters_that_both_schedules_have_are_the_policys():
+    given = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"foo": 1}}
+    message = only_problem(algorithm="ppo", **given)
+    assert message == "`lr_scheduler_kwargs`: 'foo' is no parameter of cosine, which takes num_cycles."
+    assert config(algorithm="ppo", critic_lr_scheduler_type="linear", **given).critic_lr_scheduler_kwargs is None
+    constant = {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"foo": 1}}  # transformers passes over it
+    assert config(algorithm="ppo", **constant).critic_lr_scheduler_kwargs == {"foo": 1}

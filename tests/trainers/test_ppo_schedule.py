@@ -1,5 +1,6 @@
 """The critic's own schedule and number of passes: what moves in which step, by hand, and what is logged of it."""
 
+import inspect
 import itertools
 import math
 from typing import Any
@@ -19,6 +20,7 @@ from ppo_oracle import (
 from test_ppo_state import logs, sampling_trainer, states
 from torch import Tensor
 from transformers import SchedulerType
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from trl_algos import ConfigError
 from trl_algos.settings.critic import REACTING_SCHEDULES, SCHEDULES
@@ -62,6 +64,10 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> tuple[bool, bo
 
 def test_schedules_are_those_of_transformers() -> None:
     assert {*SCHEDULES, *REACTING_SCHEDULES} == {kind.value for kind in SchedulerType}
+    given = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+    for name, parameters in SCHEDULES.items():
+        function = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
+        assert set(inspect.signature(function).parameters) - given == set(parameters), name
 
 
 def test_the_critics_schedule_is_its_own(model_folder: str, tmp_path: Any) -> None:
@@ -81,8 +87,40 @@ def test_parameters_of_the_critics_schedule(model_folder: str, tmp_path: Any) ->
     trainer.train()
     course = [2e-2 * (0.5 + 0.25 * (1 + math.cos(math.pi * n / 4))) for n in range(4)]
     assert [log["value/learning_rate"] for log in logs(trainer)] == pytest.approx(course)
-    with pytest.raises(ConfigError, match=r"^`critic_lr_scheduler_kwargs`: \{'pace': 1\}, with which .*'pace'"):
-        sampling_trainer("shared", model_folder, tmp_path, **settings | {"critic_lr_scheduler_kwargs": {"pace": 1}})
+    wrong = {"critic_lr_scheduler_kwargs": {"min_lr_rate": "much"}}  # of the right name
+    with pytest.raises(ConfigError, match=r"^`critic_lr_scheduler_kwargs`: \{'min_lr_rate': 'much'\}, with which "):
+        sampling_trainer("shared", model_folder, tmp_path, **settings | wrong)
+
+
+@pytest.mark.parametrize(("critic_rate", "warmup"), [(2e-2, 0), (2e-2, 2), (1e-2, 2)])
+@pytest.mark.parametrize(
+    ("kind", "parameters", "down"),
+    [
+        ("cosine_with_min_lr", {"min_lr": 1e-4}, lambda n, steps: 0.5 * (1 + math.cos(math.pi * n / steps))),
+        # One step ahead, so that the last step of the run is at the floor.
+        ("cosine_warmup_with_min_lr", {"min_lr": 1e-4}, lambda n, m: 0.5 * (1 + math.cos(math.pi * (n + 1) / m))),
+        ("polynomial", {"lr_end": 1e-4, "power": 2.0}, lambda n, steps: (1 - n / steps) ** 2),
+    ],
+)
+def test_floors_of_a_schedule_are_learning_rates(
+    kind: str, parameters: dict[str, float], down: Any, critic_rate: float, warmup: int, model_folder: str
+) -> None:
+    """Both fall to 1e-4 from wherever they start: the critic over 6 steps, the policy over those after the warm-up."""
+    settings = {"lr_scheduler_type": kind, "lr_scheduler_kwargs": parameters, "learning_rate": 1e-2, "max_steps": 6}
+    settings |= {"critic_learning_rate": critic_rate, "critic_warmup_steps": warmup, "warmup_steps": 0}
+    trainer = make_trainer("separate", model_folder, **settings)
+    trainer.train()
+    policy, critic = (
+        [1e-4 + (rate - 1e-4) * down(n, steps) for n in range(steps + 1)]
+        for rate, steps in ((1e-2, 6 - warmup), (critic_rate, 6))
+    )
+    found = [(log["learning_rate"], log["value/learning_rate"]) for log in logs(trainer)]
+    assert [rates[0] for rates in found] == pytest.approx([*[0.0] * warmup, *policy[:-1]])
+    assert [rates[1] for rates in found] == pytest.approx(critic[:-1])
+    after = {group.get("role", "policy"): group["lr"] for group in trainer.optimizer.param_groups}
+    assert after == pytest.approx({"policy": policy[-1], "critic": critic[-1]})
+    assert min(policy) == pytest.approx(1e-4)
+    assert min(critic) == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize("name", ["adapter", "separate"])

@@ -16,7 +16,7 @@ from test_ppo_critics import trainer as plain_trainer
 from test_ppo_state import logs, sampling_trainer, states
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
-from trl_algos import ConfigError
+from trl_algos import ConfigError, load_critic
 from trl_algos.trainers import PPOTrainer
 from trl_algos.trainers.critic.files import save_critic
 
@@ -259,3 +259,38 @@ def test_a_critic_saved_without_a_digest_is_taken(model_folder: str, tmp_path: P
     save_critic(made.critic, tmp_path, writes=True)
     assert plain_trainer(model_folder, **{START: str(tmp_path)}).critic.head.weight.equal(made.critic.head.weight)
     assert not logs(made)
+
+
+def reworded(folder: Path, **changes: Any) -> None:
+    """Other words in the critic.json of `folder`."""
+    file = folder / "critic.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", ["adapter", "separate_lora", "separate", "shared"])
+def test_an_unknown_dtype_is_refused(name: str, model_folder: str, tmp_path: Path) -> None:
+    pretrained(name, model_folder, tmp_path)
+    reworded(tmp_path / "critic", dtype="int4")
+    message = r"critic.json: `dtype` 'int4' is none of float32, bfloat16"
+    with pytest.raises(ConfigError, match=rf"^`folder`: .*{message}") as error:
+        load_critic(tmp_path / "critic")
+    assert len(error.value.problems) == 1
+    with pytest.raises(ConfigError, match=rf"`{START}`: .*{message}"):
+        sampling_trainer(name, model_folder, tmp_path / "next", **{START: str(tmp_path / "critic")})
+
+
+@pytest.mark.parametrize("name", ["adapter", "separate_lora"])
+def test_a_base_model_that_is_gone_is_named(name: str, model_folder: str, tmp_path: Path) -> None:
+    pretrained(name, model_folder, tmp_path)
+    reworded(tmp_path / "critic", base_model=str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"^`folder`: the critic reads the model '.*/gone', which cannot be loaded;"):
+        load_critic(tmp_path / "critic")
+    with pytest.raises(ConfigError, match=rf"^`{START}`: '.*critic' holds .*/gone'.*change `base_model` in its crit"):
+        sampling_trainer(name, model_folder, tmp_path / "next", **{START: str(tmp_path / "critic")})
+
+
+def test_a_shared_critic_without_its_policy_is_refused(model_folder: str, tmp_path: Path) -> None:
+    pretrained("shared", model_folder, tmp_path / "run")
+    shutil.copytree(tmp_path / "run/critic", tmp_path / "elsewhere/critic")
+    with pytest.raises(ConfigError, match=r"^`folder`: the critic reads the model '.*/elsewhere', which cannot be lo"):
+        load_critic(tmp_path / "elsewhere/critic")

@@ -22,11 +22,12 @@ ADAPTER_FOLDER = "adapter"
 # PEFT's names, which are public and fixed.
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 FORMS = ("adapter", "separate", "shared")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def is_critic_folder(path: str | None) -> bool:
     """Whether a run has left a critic there, whole or not."""
-    return path is not None and os.path.isfile(os.path.join(path, ABOUT_FILE))
+    return isinstance(path, str | os.PathLike) and str(path) != "" and os.path.isfile(os.path.join(path, ABOUT_FILE))
 
 
 def about_critic(folder: str | Path) -> dict[str, Any]:
@@ -45,6 +46,8 @@ def about_critic(folder: str | Path) -> dict[str, Any]:
         raise ConfigError(
             [f"{folder / ABOUT_FILE} does not describe a critic: look at {wrong[0] if wrong else 'form'!r}."]
         )
+    if about["dtype"] not in DTYPES:
+        raise ConfigError([f"{folder / ABOUT_FILE}: `dtype` {about['dtype']!r} is none of {', '.join(DTYPES)}."])
     return about
 
 
@@ -83,7 +86,7 @@ def head_width(folder: Path) -> int:
 
 
 def base_problems(about: Mapping[str, Any], folder: str | Path, base: str | None) -> Iterator[str]:
-    """A message where the critic reads the policy's layers, and the policy is another model than it was trained on.
+    """A message where the critic reads layers that are not there: the policy is another model, or its own is gone.
 
     Args:
         about: what `about_critic` said.
@@ -97,6 +100,12 @@ def base_problems(about: Mapping[str, Any], folder: str | Path, base: str | None
         yield (
             f"{str(folder)!r} holds a critic on the layers of {trained_on[0]!r}, but the policy is {base!r}; if that "
             f"is the same model in another place, change `base_model` in its {ABOUT_FILE}."
+        )
+    own = trained_on[0]
+    if about["form"] == "separate" and about["lora"] and own.startswith(("/", ".")) and not os.path.isdir(own):
+        yield (
+            f"{str(folder)!r} holds an adapter on the model {own!r}, which is gone; if it lies in another place now, "
+            f"change `base_model` in its {ABOUT_FILE}."
         )
 
 

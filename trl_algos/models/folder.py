@@ -148,6 +148,19 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
     return bool(config.get("is_encoder_decoder")) or reads_both_ways
 
 
+def classifier_problem(config: Mapping[str, Any]) -> str | None:
+    """What keeps a model's head from giving values, as far as its config.json tells; None for a reward model of one.
+
+    A model without a head for sequences is none of these: its states are read by a new one.
+    """
+    scores = any("ForSequenceClassification" in name for name in config.get("architectures") or ())
+    labels = config.get("id2label") or config.get("num_labels") or 2  # transformers' default, which it does not write
+    count = labels if isinstance(labels, int) else len(labels)
+    if not scores or count == 1:
+        return None
+    return f"a classifier (`num_labels`: {count}), but a reward model has 1, which goes on as the value head."
+
+
 @cache
 def _masked_types() -> frozenset[str]:
     """Model types that the installed transformers trains to fill in masked tokens, read from its source."""

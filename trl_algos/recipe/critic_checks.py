@@ -7,7 +7,7 @@ from typing import Any
 
 from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import about_critic, base_problems, critic_folder_problems, is_critic_folder
-from trl_algos.models.folder import ENCODER, is_encoder, model_problems, read_json
+from trl_algos.models.folder import ENCODER, classifier_problem, is_encoder, model_problems, read_json
 from trl_algos.settings.critic import critic_has_lora, has_critic
 
 _KEY = "critic_model_name_or_path"
@@ -56,6 +56,9 @@ def _start_problems(values: Mapping[str, Any], path: str, policy: str | None) ->
     if is_encoder(config):
         yield f"`{_KEY}`: {path!r} is {ENCODER}"
         return
+    problem = classifier_problem(config)
+    if problem is not None:
+        yield f"`{_KEY}`: {path!r} is {problem}"
     tokens = [_tokens(folder) for folder in (path, policy)]
     if None not in tokens and tokens[0] != tokens[1]:
         yield f"`{_KEY}`: {path!r} has another tokenizer than the policy: it would read other tokens."

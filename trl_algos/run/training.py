@@ -113,9 +113,7 @@ def _trainer(
             quantization_config=get_quantization_config(arguments.model),
             peft_config=get_peft_config(arguments.model),
         )
-        trainer.check_prompts()
-        if resume is not None and isinstance(trainer, PPOTrainer):
-            trainer.check_checkpoint(resume)
+        trainer.check_start(resume)
     # What TRL, PEFT and transformers raise when they check settings.
     except (ImportError, OSError, RuntimeError, TypeError, ValueError, HTTPError) as error:
         if is_new and args.should_save:

@@ -1,5 +1,6 @@
 """Settings of the critic: which follow from others, which cannot run, and which no objective without a critic uses."""
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,19 +44,35 @@ _FOLLOWS = {
 REACTING_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 """Schedules of transformers that wait for evaluations, and so have no course over the steps."""
 
-SCHEDULES = (
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-    "warmup_stable_decay",
-)
-"""The others of transformers, each of which can be the critic's own."""
+_COSINE, _FLOOR = ("num_cycles",), ("min_lr", "min_lr_rate")
+
+SCHEDULES = {
+    "linear": (),
+    "cosine": _COSINE,
+    "cosine_with_restarts": _COSINE,
+    "polynomial": ("lr_end", "power"),
+    "constant": (),
+    "constant_with_warmup": (),
+    "inverse_sqrt": ("timescale",),
+    "cosine_with_min_lr": (*_COSINE, *_FLOOR),
+    "cosine_warmup_with_min_lr": (*_COSINE, *_FLOOR, "warmup_lr_rate"),
+    "warmup_stable_decay": (
+        "num_decay_steps",
+        "num_stable_steps",
+        "warmup_type",
+        "decay_type",
+        "min_lr_ratio",
+        *_COSINE,
+    ),
+}
+"""The others of transformers, each of which can be the critic's own, and the parameters that each takes."""
+
+_ONE_OF = {
+    "cosine_with_min_lr": _FLOOR,
+    "cosine_warmup_with_min_lr": _FLOOR,
+    "warmup_stable_decay": ("num_decay_steps",),
+}
+"""Schedule -> parameters of which it needs exactly one."""
 
 
 def has_critic(values: Mapping[str, Any]) -> bool:
@@ -215,7 +232,9 @@ def _unused_problems(values: Mapping[str, Any]) -> Iterator[str]:
 
 def _problems(values: Mapping[str, Any], asked_to_warm_up: bool) -> Iterator[str]:
     form, path = values["critic"], values["critic_model_name_or_path"]
-    if path is not None and form != "separate" and not is_critic_folder(path):
+    if path is not None and _is_no_name(path):
+        yield f"`critic_model_name_or_path`: {path!r} names no model; give a folder or a model id, or leave it out."
+    elif path is not None and form != "separate" and not is_critic_folder(path):
         yield (
             f"`critic_model_name_or_path`: {path!r} is not used by `critic: {form}`, unless it is a folder that a "
             "critic of that form was saved in; set `critic` to separate."
@@ -234,6 +253,12 @@ def _problems(values: Mapping[str, Any], asked_to_warm_up: bool) -> Iterator[str
     if form is not None:
         yield from sharding_problems(values, form)
     yield from _library_problems(values)
+
+
+def _is_no_name(path: Any) -> bool:
+    """Whether somebody meant to switch something on or off, rather than to name a model."""
+    text = str(path).strip().lower()
+    return not text or (text in ("true", "false") and not os.path.isdir(str(path)))
 
 
 def sharding_problems(values: Mapping[str, Any], form: str) -> Iterator[str]:
@@ -262,11 +287,30 @@ def _warmup_problems(values: Mapping[str, Any], asked: bool) -> Iterator[str]:
         )
 
 
+def _schedule_problems(values: Mapping[str, Any], policy: str, own: str) -> Iterator[str]:
+    """Where parameters do not belong to the critic's schedule, by the names of this and of the policy's schedule."""
+    given = values["critic_lr_scheduler_kwargs"]
+    follows = own == policy and given == values["lr_scheduler_kwargs"]
+    key = "lr_scheduler_kwargs" if follows else "critic_lr_scheduler_kwargs"
+    given = {} if given is None else given
+    if own not in SCHEDULES or not isinstance(given, Mapping):
+        return
+    if follows and own.startswith("constant"):  # transformers passes over them
+        return
+    known, one_of = SCHEDULES[own], _ONE_OF.get(own, ())
+    for name in given:
+        if name not in known:
+            yield f"`{key}`: {name!r} is no parameter of {own}, which takes {', '.join(known) or 'none'}."
+    if one_of and sum(given.get(name) is not None for name in one_of) != 1:
+        yield f"`{key}`: {dict(given)!r}, but {own} needs {' or '.join(one_of)}."
+
+
 def _library_problems(values: Mapping[str, Any]) -> Iterator[str]:
     """Where a setting of transformers goes against one of the critic's."""
     schedule, own, hub = (
         plain(values[name]) for name in ("lr_scheduler_type", "critic_lr_scheduler_type", "hub_strategy")
     )
+    yield from _schedule_problems(values, str(schedule), str(own))
     if own not in (*SCHEDULES, schedule):
         yield unknown_name("critic_lr_scheduler_type", own, SCHEDULES)
     elif schedule in REACTING_SCHEDULES and own != schedule:

@@ -33,6 +33,8 @@ from trl_algos.core import (
 )
 from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
+from trl_algos.trainers.checkpoint_states import check_states, warn_of_new_optimizer
+from trl_algos.trainers.dropout import disable_functional_dropout
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
 from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
 from trl_algos.trainers.entropy import entropy_bonus
@@ -40,7 +42,7 @@ from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import StepMetrics
 from trl_algos.trainers.prompt_checks import check_prompts
-from trl_algos.trainers.recording import record_rollout, record_step
+from trl_algos.trainers.recording import check_grad_norm, record_rollout, record_step
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
 from trl_algos.trainers.reward_checks import checked_reward
 from trl_algos.trainers.rollout import (
@@ -86,13 +88,7 @@ class PolicyTrainer(GRPOTrainer):
     _paper: ClassVar[dict[str, str]] = {}  # not TRL's paper: each algorithm has its own
     _step: int  # TRL's count of micro-batches
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: PolicyConfig | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, model: Any, reward_funcs: Any = None, args: PolicyConfig | None = None, **kwargs: Any) -> None:
         if args is None:
             args = PolicyConfig()
         if not isinstance(args, PolicyConfig):
@@ -121,7 +117,7 @@ class PolicyTrainer(GRPOTrainer):
         self.multi_objective_aggregation = "sum_then_normalize"
         self.greedy = False  # True while one greedy completion per prompt is asked for, for rollout functions to read
         if args.disable_dropout:
-            _disable_functional_dropout(self.model)
+            disable_functional_dropout(self.model)
         self.kl_controller = kl_control.kl_controller(args)
         self._kl_in = args.kl_placement if args.beta else "none"
         self._image_inputs = [
@@ -157,15 +153,18 @@ class PolicyTrainer(GRPOTrainer):
         kept = f"the last checkpoint is {checkpoint}" if checkpoint else "no checkpoint was saved"
         return f"It was step {self.state.global_step + 1}; {kept}."
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's training, which would run for 0 steps and say nothing where there are too few prompts."""
-        self.check_prompts()
-        return super().train(*args, **kwargs)
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """TRL's training; what would keep it from starting, or from doing anything, is refused before it does."""
+        last = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        self.check_start(last or None)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def check_prompts(self) -> None:
-        """Raise `ValueError` where the prompts cannot fill one generation batch, or lack a chat template."""
+    def check_start(self, checkpoint: str | None = None) -> None:
+        """Raise `ValueError` where prompts are too few or lack a chat template, or a checkpoint is not whole."""
         needed = self.args.generation_batch_size // self.num_generations
         check_prompts(self.train_dataset, needed, self.processing_class)
+        if checkpoint is not None:
+            check_states(checkpoint, bool(self.is_deepspeed_enabled or self.is_fsdp_enabled))
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """TRL's sampler; with dynamic sampling its rows are not read, and steps go on until the prompts end."""
@@ -506,6 +505,11 @@ class PolicyTrainer(GRPOTrainer):
 
     # Metrics and state
 
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        check_grad_norm(self, norm, "policy")
+        return norm
+
     def append_metrics(self, values: dict[str, float]) -> None:
         """Keep metrics until TRL logs their mean."""
         for name, value in values.items():
@@ -533,13 +537,6 @@ class PolicyTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
+            warn_of_new_optimizer(Path(checkpoint))
             kl_control.load_state(self.kl_controller, Path(checkpoint))
             load_state(self, Path(checkpoint))
-
-
-def _disable_functional_dropout(model: nn.Module) -> None:
-    """Set dropout rates kept as plain numbers to 0: TRL's `disable_dropout` reaches `nn.Dropout` modules alone."""
-    for module in model.modules():
-        for name in ("attention_dropout", "dropout", "activation_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
-from transformers.trainer_utils import get_last_checkpoint
 
 from trl_algos.config import PolicyConfig
 from trl_algos.core import gae, length_adaptive_lambda, masked_sum, value_loss
@@ -26,6 +25,7 @@ from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction, value_metrics
 from trl_algos.trainers.critic.optimisation import (
     Learners,
+    check_warmup,
     clip,
     critic_groups,
     has_own_schedule,
@@ -44,7 +44,7 @@ from trl_algos.trainers.critic.scoring import (
 )
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
 from trl_algos.trainers.policy_trainer import PolicyTrainer
-from trl_algos.trainers.recording import finish_step
+from trl_algos.trainers.recording import check_grad_norm, finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
 
 
@@ -162,7 +162,10 @@ class PPOTrainer(PolicyTrainer):
         return loss
 
     def extra_losses(self, scores: Scores, inputs: dict[str, Any], mask: Tensor) -> list[Tensor]:
-        """The value loss, and the likelihood of rows with a reward above 0 where it is asked for."""
+        """The value loss, and the likelihood of rows with a reward above 0 where it is asked for.
+
+        A subclass adds to what `super()` returns: without the value loss the critic is left untrained.
+        """
         values, metrics = _present(scores.values), self.step_metrics
         losses = [self.args.vf_coef * self._value_loss(values, inputs) if self._learning.critic else values]
         if "positive" in inputs:
@@ -202,6 +205,7 @@ class PPOTrainer(PolicyTrainer):
                     parameter.grad = None  # not 0: that would let weight decay and momentum go on
             norm = clip(policy, self.args.max_grad_norm)
             values["value/grad_norm"] = clip(critic, self.args.critic_max_grad_norm).item()
+            check_grad_norm(self, values["value/grad_norm"], "critic")
         if self.learners.critic:
             self.append_metrics(values)
         return norm
@@ -213,20 +217,13 @@ class PPOTrainer(PolicyTrainer):
 
     # Files
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """TRL's training; a checkpoint whose critic is not this run's is refused before anything else is done."""
-        folder = (
-            get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        )
-        if folder:
-            self.check_checkpoint(folder)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def check_checkpoint(self, folder: str) -> None:
-        """Raise `ConfigError` where the run cannot go on with the critic in a checkpoint."""
-        check_critic(
-            self.critic, self.critic_folder(folder), "resume_from_checkpoint", vocabulary_digest(self.processing_class)
-        )
+    def check_start(self, checkpoint: str | None = None) -> None:
+        """Also where the policy would not be trained, or the run cannot go on with the critic in the checkpoint."""
+        super().check_start(checkpoint)
+        check_warmup(self)
+        if checkpoint is not None:
+            digest = vocabulary_digest(self.processing_class)
+            check_critic(self.critic, self.critic_folder(checkpoint), "resume_from_checkpoint", digest)
 
     def critic_folder(self, folder: str | Path) -> Path:
         """Where `folder` holds the critic; what is in the output folder is pushed, unless its name starts with `_`."""

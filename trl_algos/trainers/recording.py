@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from trl_algos.core import PolicyLoss, masked_mean
 from trl_algos.core.ratios import importance_log_ratio
@@ -67,3 +68,23 @@ def finish_step(trainer: "PolicyTrainer", values: dict[str, float]) -> None:
         )
     if kl_per_sequence is not None and sequences:
         trainer._update_kl_controller(kl_per_sequence, round(sequences))
+
+
+def check_grad_norm(trainer: "PolicyTrainer", norm: Any, of: str) -> None:
+    """Stop before a step on gradients that are not finite, which clipping would turn into 0 or NaN.
+
+    A scaler of float16 skips such steps, and DeepSpeed has stepped by now.
+
+    Args:
+        trainer: in an optimizer step.
+        norm: of the gradients before they were clipped, over all ranks.
+        of: whose gradients they are, for the message.
+    """
+    if trainer.accelerator.scaler is not None or trainer.is_deepspeed_enabled:
+        return
+    value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if not math.isfinite(value):
+        raise FloatingPointError(
+            f"The norm of the {of}'s gradients in step {trainer.state.global_step + 1} is {value}; the weights were "
+            "not updated. The loss itself is finite: look at the model's dtype, or lower the learning rate."
+        )

@@ -6,9 +6,9 @@ import pytest
 
 from trl_algos.trainers.sampling.accounts import Accounts, Sampled, decile, sampling_metrics
 
-FIRST = Sampled(["informative", "all_wrong", "constant"], [0.25, 0.0, 0.5], [30, 10, 20], 4, seconds=6.0)
-SECOND = Sampled(["all_right", "informative"], [1.0, 0.75], [5, 15], 4, seconds=2.0, retried=1)
-PLAIN = Sampled((), [0.5, math.nan], [3, 4], 1, seconds=1.0)
+FIRST = Sampled(["informative", "all_wrong", "constant"], [0.25, 0.0, 0.5], [30, 10, 20], 4, seconds=6.0, reward=0.25)
+SECOND = Sampled(["all_right", "informative"], [1.0, 0.75], [5, 15], 4, seconds=2.0, retried=1, reward=0.875)
+PLAIN = Sampled((), [0.5, math.nan], [3, 4], 1, seconds=1.0, reward=0.5)
 
 
 def test_one_call() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
@@ -168,7 +169,7 @@ def load_critic(folder: str | Path) -> LoadedCritic:
         is read whole, which moves the values a little.
 
     Raises:
-        ConfigError: the folder holds no critic.
+        ConfigError: the folder holds no critic, or the model that it reads is gone or broken.
     """
     folder = Path(folder)
     try:
@@ -178,19 +179,32 @@ def load_critic(folder: str | Path) -> LoadedCritic:
         problems = error.problems
     if problems:
         raise ConfigError([f"`folder`: {problem}" for problem in problems])
-    dtype = getattr(torch, about["dtype"])
-    if about["form"] == "shared":
-        trunk = _policy_trunk(folder.parent, dtype)
-    elif about["form"] == "adapter":
-        trunk = _adapted_model(AutoModelForCausalLM, about["base_model"], folder, dtype).get_base_model().base_model
-    elif about["lora"]:
-        trunk = _adapted_model(AutoModel, about["base_model"], folder, dtype)
-    else:
-        trunk = AutoModel.from_pretrained(folder, dtype=dtype)
+    try:
+        trunk = _saved_trunk(folder, about)
+    # What transformers, PEFT and safetensors raise for a file that is missing, cut short or of another kind.
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        model = folder.parent if about["form"] == "shared" else about["base_model"] if about["lora"] else folder
+        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+        moved = f"; `base_model` in {folder / ABOUT_FILE} says where it lies" if about["lora"] else ""
+        raise ConfigError(
+            [f"`folder`: the critic reads the model {str(model)!r}, which cannot be loaded{moved}: {reason}"]
+        ) from error
     weights = load_file(folder / HEAD_FILE)
     head = ValueHead(weights["weight"].shape[1])
     head.load_state_dict(weights)
     return LoadedCritic(trunk, head).eval()
+
+
+def _saved_trunk(folder: Path, about: dict[str, Any]) -> Any:
+    """The model below the head of the critic in `folder`, of which `about_critic` says what it is."""
+    dtype = getattr(torch, about["dtype"])
+    if about["form"] == "shared":
+        return _policy_trunk(folder.parent, dtype)
+    if about["form"] == "adapter":
+        return _adapted_model(AutoModelForCausalLM, about["base_model"], folder, dtype).get_base_model().base_model
+    if about["lora"]:
+        return _adapted_model(AutoModel, about["base_model"], folder, dtype)
+    return AutoModel.from_pretrained(folder, dtype=dtype)
 
 
 def _adapted(critic: Critic) -> Any:

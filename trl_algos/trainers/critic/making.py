@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import about_critic, base_problems, is_critic_folder
-from trl_algos.models.folder import ENCODER, is_encoder
+from trl_algos.models.folder import ENCODER, classifier_problem, is_encoder
 from trl_algos.trainers.critic.adapters import NAME, adapter_layers, base_model, lora_config
 from trl_algos.trainers.critic.files import check_critic, restore_critic, vocabulary_digest
 from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCritic, SharedCritic
@@ -100,10 +100,13 @@ def _loaded(path: str, base: Any, kwargs: dict[str, Any]) -> tuple[Any, ValueHea
         config = AutoConfig.from_pretrained(path, **kwargs)
         if is_encoder(config.to_dict()):
             raise ConfigError([f"`{KEY}`: {path!r} is {ENCODER}"])
+        problem = classifier_problem(config.to_dict() | {"num_labels": config.num_labels})
+        if problem is not None:
+            raise ConfigError([f"`{KEY}`: {path!r} is {problem}"])
         kwargs = kwargs | {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
         head = ValueHead(config.get_text_config().hidden_size)
         scores = any("ForSequenceClassification" in name for name in config.architectures or ())
-        if not scores or config.num_labels != 1:
+        if not scores:
             return AutoModel.from_pretrained(path, **kwargs), head
         reward_model = AutoModelForSequenceClassification.from_pretrained(path, **kwargs)
     except ConfigError:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,7 +11,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from trl_algos.config import PolicyConfig
+from trl_algos.errors import ConfigError
 from trl_algos.settings.critic import plain
+
+if TYPE_CHECKING:
+    from trl_algos.trainers.ppo_trainer import PPOTrainer
 
 ROLE = "role"
 """Key of a parameter group; its value is "critic" in those of the critic."""
@@ -54,9 +58,32 @@ def learners(args: PolicyConfig, step: int, passed: int) -> Learners:
     return Learners(passed < args.num_iterations, passed < int(args.critic_num_iterations or 0))
 
 
+def check_warmup(trainer: "PPOTrainer") -> None:
+    """Raise `ConfigError` where the policy would not learn and epochs are counted; settings judge `max_steps`."""
+    args = trainer.args
+    if not args.critic_warmup_steps or args.max_steps > 0:
+        return
+    steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
+    if steps <= args.critic_warmup_steps:
+        raise ConfigError(
+            [
+                f"`critic_warmup_steps`: {args.critic_warmup_steps} leaves the policy untrained: the run has {steps} "
+                f"steps (`num_train_epochs` is {args.num_train_epochs:g}), and until the warm-up is over the critic "
+                f"alone learns. Set fewer than {steps}, or more epochs; to train the critic alone, set `max_steps` "
+                "to the same number."
+            ]
+        )
+
+
+WITH_FLOOR = ("polynomial", "cosine_with_min_lr", "cosine_warmup_with_min_lr")
+"""Schedules that end at a learning rate, whose factor depends on the one that they start from."""
+
+
 def has_own_schedule(args: PolicyConfig) -> bool:
-    """Whether critic and policy have different courses of their learning rates."""
-    return bool(args.critic_warmup_steps) or _schedule_of(args, "critic") != _schedule_of(args, "policy")
+    """Whether critic and policy have different courses of their learning rates, as factors of them."""
+    own, policy = _schedule_of(args, "critic"), _schedule_of(args, "policy")
+    floors = own[0] in WITH_FLOOR and args.critic_learning_rate != args.learning_rate
+    return bool(args.critic_warmup_steps) or own != policy or floors
 
 
 def schedule_apart(optimizer: torch.optim.Optimizer, args: PolicyConfig, steps: int) -> LambdaLR:
@@ -79,14 +106,15 @@ def schedule_apart(optimizer: torch.optim.Optimizer, args: PolicyConfig, steps: 
 
 
 def schedule_problems(args: PolicyConfig) -> Iterator[str]:
-    """A message where transformers refuses the parameters of the critic's schedule."""
+    """A message where transformers refuses the parameters of the critic's schedule, or of the policy's beside it."""
     if not has_own_schedule(args):
         return
-    try:
-        _factor(args, "critic", 100)(50)
-    except (TypeError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        yield f"`critic_lr_scheduler_kwargs`: {args.critic_lr_scheduler_kwargs!r}, with which {reason}"
+    for role, key in (("critic", "critic_lr_scheduler_kwargs"), ("policy", "lr_scheduler_kwargs")):
+        try:
+            _factor(args, role, 100)(50)
+        except (TypeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            yield f"`{key}`: {getattr(args, key)!r}, with which {reason}"
 
 
 def _schedule_of(args: PolicyConfig, role: str) -> tuple[str, float, dict[str, Any] | None]:
@@ -100,9 +128,11 @@ def _schedule_of(args: PolicyConfig, role: str) -> tuple[str, float, dict[str, A
 def _factor(args: PolicyConfig, role: str, steps: int) -> Callable[[int], float]:
     """Step -> factor of the learning rate; transformers hands it out with a scheduler alone."""
     name, warmup, parameters = _schedule_of(args, role)
+    rate = args.critic_learning_rate if role == "critic" else args.learning_rate
     scheduler = get_scheduler(
         name,
-        optimizer=torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=1.0),
+        # Floors are divided by the learning rate; of 0 any factor makes 0.
+        optimizer=torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=rate or 1.0),
         num_warmup_steps=int(warmup) if warmup >= 1 else math.ceil(steps * warmup),  # as transformers counts them
         num_training_steps=steps,
         scheduler_specific_kwargs=parameters,
