@@ -16,6 +16,8 @@ from trl_algos.errors import ConfigError
 from trl_algos.models.folder import read_json
 from trl_algos.models.weight_files import Weights, file_weights, weight_shapes
 
+FOLDER, HELD_BACK = "critic", "_critic"
+"""Names of the folder in that of a run; what begins with `_` transformers leaves out of an upload."""
 ABOUT_FILE = "critic.json"
 HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "adapter"

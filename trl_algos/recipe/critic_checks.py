@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from trl_algos.errors import ConfigError
-from trl_algos.models.critic_folder import about_critic, base_problems, critic_folder_problems, is_critic_folder
+from trl_algos.models.critic_folder import (
+    FOLDER,
+    about_critic,
+    base_problems,
+    critic_folder_problems,
+    is_critic_folder,
+)
 from trl_algos.models.folder import ENCODER, is_encoder, model_problems, read_json
 from trl_algos.settings.critic import critic_has_lora, has_critic
 
@@ -31,7 +37,7 @@ def critic_problems(values: Mapping[str, Any], policy: str | None) -> Iterator[s
         yield from _start_problems(values, path, policy)
     checkpoint = _checkpoint(values)
     if checkpoint is not None:
-        folder = os.path.join(checkpoint, "critic")
+        folder = os.path.join(checkpoint, FOLDER)
         for problem in critic_folder_problems(folder, *_form(values), _width_read(values, policy)):
             yield f"`resume_from_checkpoint`: {problem}"
 

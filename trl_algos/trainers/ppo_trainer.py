@@ -19,8 +19,9 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl_algos.config import PolicyConfig
 from trl_algos.core import gae, length_adaptive_lambda, masked_sum, value_loss
 from trl_algos.errors import ConfigError
+from trl_algos.models.critic_folder import FOLDER, HELD_BACK
 from trl_algos.settings.critic import dropout_problems
-from trl_algos.trainers.critic.files import check_critic, restore_critic, save_critic, vocabulary_digest
+from trl_algos.trainers.critic.files import check_critic, hold_back, restore_critic, save_critic, vocabulary_digest
 from trl_algos.trainers.critic.forms import Critic
 from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction, value_metrics
@@ -75,6 +76,7 @@ class PPOTrainer(PolicyTrainer):
         # TRL draws and samples by this attribute; who sits out which passes is in `learners`.
         self.num_iterations = max(args.num_iterations, int(args.critic_num_iterations or 0))
         self.learners = Learners()
+        self.was_pushed = False  # True once somebody has called `push_to_hub`, which needs no setting
 
     def _open_window(self, batches: list[Any]) -> None:
         super()._open_window(batches)
@@ -230,8 +232,19 @@ class PPOTrainer(PolicyTrainer):
 
     def critic_folder(self, folder: str | Path) -> Path:
         """Where `folder` holds the critic; what is in the output folder is pushed, unless its name starts with `_`."""
-        kept_back = self.args.push_to_hub and not self.args.push_critic
-        return Path(folder) / ("_critic" if kept_back and Path(folder) == Path(self.args.output_dir) else "critic")
+        pushes = self.args.push_to_hub or self.was_pushed
+        is_pushed = pushes and Path(folder).resolve() == Path(self.args.output_dir).resolve()
+        return Path(folder) / (HELD_BACK if is_pushed and not self.args.push_critic else FOLDER)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's upload of the output folder, into which `push_critic` alone lets the critic."""
+        self.was_pushed = True
+        return super().push_to_hub(*args, **kwargs)  # which saves first
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self.args.push_critic:  # and an earlier run left one: this one has saved none there yet
+            hold_back(Path(self.args.output_dir))
+        super()._push_from_checkpoint(checkpoint_folder)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         # An engine is sent all tensors of the tree; without one a backend that shards looks for its modules there.
@@ -246,8 +259,10 @@ class PPOTrainer(PolicyTrainer):
                 names = self.model.state_dict().keys()
                 state_dict = {name: tensor for name, tensor in state_dict.items() if name in names}
             super()._save(output_dir, state_dict)
-        digest = vocabulary_digest(self.processing_class)
-        save_critic(self.critic, self.critic_folder(output_dir), self.args.should_save, digest)
+        digest, folder = vocabulary_digest(self.processing_class), self.critic_folder(output_dir)
+        if folder.name == HELD_BACK and self.args.should_save:
+            hold_back(folder.parent)
+        save_critic(self.critic, folder, self.args.should_save, digest)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_with_critic(resume_from_checkpoint, super()._load_from_checkpoint, resume_from_checkpoint, model)

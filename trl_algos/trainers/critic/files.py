@@ -5,6 +5,7 @@ The files are listed in `trl_algos/models/critic_folder.py`.
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from trl_algos.models.critic_folder import (
     ADAPTER_CONFIG,
     ADAPTER_FOLDER,
     ADAPTER_WEIGHTS,
+    FOLDER,
     HEAD_FILE,
+    HELD_BACK,
     about_critic,
     adapter_weights,
     critic_folder_problems,
@@ -69,6 +72,15 @@ def save_critic(critic: Critic, folder: Path, writes: bool, vocabulary: str | No
         vocabulary=vocabulary,
     )
     (folder / ABOUT_FILE).write_text(text)
+
+
+def hold_back(output: Path) -> None:
+    """Rename a critic that lies in `output`, whole or not, so that no upload of the folder takes it along."""
+    old, new = output / FOLDER, output / HELD_BACK
+    if any((old / name).is_file() for name in (ABOUT_FILE, HEAD_FILE)):
+        if new.is_dir():
+            shutil.rmtree(new)
+        old.rename(new)
 
 
 def check_critic(critic: Critic, folder: Path, key: str, vocabulary: str | None = None) -> None:
