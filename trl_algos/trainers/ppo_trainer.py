@@ -79,12 +79,16 @@ class PPOTrainer(PolicyTrainer):
         self.was_pushed = False  # True once somebody has called `push_to_hub`, which needs no setting
 
     def _open_window(self, batches: list[Any]) -> None:
-        super()._open_window(batches)
         passed = self._step // int(self.args.steps_per_generation or 1) % self.num_iterations
         self.learners = learners(self.args, self.state.global_step, passed)
         self.critic.alone = not self.learners.policy
+        super()._open_window(batches)
         if is_sharded(self) and 0 < self.state.global_step == self.args.critic_warmup_steps:
             forget_policy(self.optimizer)  # which saw gradients of 0: elsewhere there are none
+
+    def _update_kl_controller(self, kl_per_sequence: float, sequences: int) -> None:
+        """Log the coefficient, and move it by the KL of those steps alone that move the policy."""
+        super()._update_kl_controller(kl_per_sequence, sequences if self.learners.policy else 0)
 
     # Values, and what they are taught
 
