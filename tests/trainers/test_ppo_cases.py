@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from peft import LoraConfig
-from ppo_oracle import FORMS, ROWS, critic_state, make_trainer
+from ppo_oracle import FORMS, ROWS, Oracle, critic_state, make_trainer
 from test_ppo_state import sampling_trainer, states
 
 from trl_algos import load_critic
@@ -234,6 +234,27 @@ def test_vapo_learns_returns_of_lambda_1_and_moves_by_lambda_of_the_length(model
     assert targets["advantages"][:2][learned].tolist() == pytest.approx(expected, abs=1e-5)
     assert targets["advantages"][2].count_nonzero() == 0
     assert targets["positive"].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_the_likelihood_is_that_of_completions_right_before_the_length_penalty(model_folder: str) -> None:
+    """By hand, 1/10 off for each token beyond 2: the last row's 0.5 becomes -0.3 and counts, row 1's 0 does not."""
+    trainer = make_trainer("separate", model_folder, positive_nll_coef=0.3, overlong_buffer=10)
+    oracle, seen, made = Oracle(trainer, model_folder), [], trainer.targets
+
+    def targets(rollout: Rollout) -> Any:
+        seen.append((rollout, made(rollout)))
+        return seen[-1][1]
+
+    trainer.targets = targets
+    trainer.train()
+    ((rollout, found),) = seen
+    scores = [1 - 0.4, 0 - 0.1, 1.75 - 0.6, math.nan, 1.0, 0.25 - 0.3, 2.0, 0.5 - 0.8]
+    assert rollout.scores.tolist() == pytest.approx(scores, nan_ok=True)
+    assert found["positive"].tolist() == [1, 0, 1, 0, 1, 1, 1, 1]
+    right = [row for row, counts in zip(oracle.rows, found["positive"], strict=True) if counts]
+    nll = [-row.old_logps[t] for row in right for t in row.places]
+    (log,) = [log for log in trainer.state.log_history if "loss" in log]
+    assert log["policy/positive_nll"] == pytest.approx(statistics.fmean(nll), rel=1e-6)
 
 
 def test_the_papers_lambda_of_some_lengths() -> None:
