@@ -111,6 +111,58 @@ def test_check_counts_the_passes_of_both(command: Callable[..., tuple[int, str]]
     )
 
 
+# LoRA of another kind
+
+WITH_LORA: dict[str, Any] = {
+    "use_peft": "true",
+    "lora_r": 4,
+    "lora_alpha": 8,
+    "lora_target_modules": "[q_proj, up_proj]",
+    "max_steps": 1,
+}
+OTHER_LORA = {
+    "says `r` 4, but in this run it is 8": {"lora_r": 8},
+    "says `lora_alpha` 8, but in this run it is 4": {"lora_alpha": 4},
+    "says `use_rslora` False, but in this run it is True": {"use_rslora": "true"},
+    "says `use_dora` False, but in this run it is True": {"use_dora": "true"},
+    "layers.0.self_attn.v_proj is in this run alone": {"lora_target_modules": "[q_proj, up_proj, v_proj]"},
+    "layers.0.mlp.up_proj is in the saved critic alone": {"lora_target_modules": "[q_proj]"},
+    "layers.0.self_attn.q_proj is in the saved critic alone": {"lora_target_modules": r".*up_proj|.*1\..*q_proj"},
+}
+
+
+@pytest.fixture(scope="module", params=["adapter", "separate"])
+def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Form and folder of the run of a critic with LoRA, trained alone for a step, and its checkpoint."""
+    folder = tmp_path_factory.mktemp("adapted")
+    settings = SMALL | WITH_LORA | {"critic": request.param, "critic_warmup_steps": 1, "output_dir": folder / "run"}
+    (folder / "recipe.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
+    assert main(["train", str(folder / "recipe.yaml")]) == 0
+    return request.param, folder / "run"
+
+
+@pytest.mark.parametrize("message", [None, *OTHER_LORA])
+def test_check_tells_a_saved_critic_with_another_lora(
+    message: str | None, command: Callable[..., tuple[int, str]], adapted: tuple[str, Path], tmp_path: Path
+) -> None:
+    form, run = adapted
+    settings = WITH_LORA | {"critic": form, "output_dir": tmp_path / "next"} | OTHER_LORA.get(message or "", {})
+    if settings["critic"] != form:
+        pytest.skip("a pattern that says more than the last name is the adapter's alone")
+    for key, value in {
+        "critic_model_name_or_path": run / "critic",
+        "resume_from_checkpoint": run / "checkpoint-1",
+    }.items():
+        code, shown = command("check", **settings | {"max_steps": 2, key: value})
+        assert code == (2 if message else 0), shown
+        assert (message or "no problem found") in shown
+        assert shown.count(f"`{key}`:") == bool(message)
+    if message:
+        code, trained = command("train", **settings, critic_model_name_or_path=run / "critic")
+        assert (code, message in trained) == (2, True)
+        assert not (tmp_path / "next").exists()
+
+
 # What is wrong with it
 
 

@@ -8,7 +8,7 @@ config.json, model*       transformers' files: form separate, trained whole
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,33 @@ def critic_folder_problems(folder: str | Path, form: str, lora: bool, width: int
         return [*_head_problems(folder, width), *_file_problems(folder, about)]
     except ConfigError as error:
         return error.problems
+
+
+_SAME_ADAPTER = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+
+
+def adapter_config_problems(folder: str | Path, own: Mapping[str, Any]) -> list[str]:
+    """Where the saved adapter has another rank or scale than a run's, in a message without a key.
+
+    Args:
+        folder: holds a critic with an adapter.
+        own: the run's `LoraConfig` as a dictionary.
+
+    Raises:
+        ConfigError: the file with it is missing, or cannot be read.
+    """
+    path = Path(folder) / ADAPTER_FOLDER / ADAPTER_CONFIG
+    return config_differences(read_json(path), own, _SAME_ADAPTER, str(path))
+
+
+def config_differences(
+    saved: Mapping[str, Any], own: Mapping[str, Any], names: Sequence[str], where: str
+) -> list[str]:
+    """A message for the first of the settings called `names` that is not the same."""
+    for name in names:
+        if saved.get(name) is not None and saved[name] != own.get(name):
+            return [f"{where} says `{name}` {saved[name]!r}, but in this run it is {own.get(name)!r}."]
+    return []
 
 
 def head_width(folder: Path) -> int:
