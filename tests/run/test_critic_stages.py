@@ -84,6 +84,18 @@ def test_a_run_of_the_critic_alone_writes_the_policy_as_it_was(alone: Path) -> N
     assert not any("policy_loss" in line or "grad_norm" in line for line in metrics)
 
 
+def test_its_end_says_that_the_policy_is_unchanged_and_how_to_go_on(
+    command: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    settings = {"critic": "shared", "max_steps": 1, "save_strategy": "no", "output_dir": tmp_path / "run"}
+    code, shown = command("train", **settings, critic_warmup_steps=1)
+    assert code == 0
+    assert "The policy is unchanged, since `critic_warmup_steps` is all of `max_steps`." in shown
+    assert f"set `critic_model_name_or_path` to {tmp_path}/run/critic, fewer" in shown.replace("- ", "-")
+    assert " explained " in shown
+    assert "The policy is unchanged" not in command("train", **settings)[1]
+
+
 def test_the_next_run_starts_from_it(command: Callable[..., tuple[int, str]], alone: Path, tmp_path: Path) -> None:
     settings = {"critic_model_name_or_path": alone / "run/critic", "output_dir": tmp_path / "next"}
     code, shown = command("check", **settings)
