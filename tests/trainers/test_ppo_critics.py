@@ -314,3 +314,16 @@ def test_the_clip_fraction_counts_values_that_are_held_back() -> None:
     mask = torch.tensor([[1, 1, 1, 1, 0]])
     assert clip_fraction(values, torch.zeros(1, 5), returns, mask, 0.2).item() == 0.5
     assert clip_fraction(values, torch.zeros(1, 5), returns, mask, None).item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("ref_model", "the reference is `model` as it starts"),
+        ("reward_model", "pass it in `reward_funcs`"),
+        ("value_model", "set `critic_model_name_or_path` in `args`"),
+    ],
+)
+def test_arguments_of_trls_former_trainer_say_what_to_pass_instead(name: str, instead: str, model_folder: str) -> None:
+    with pytest.raises(TypeError, match=f"^`{name}` is an argument of TRL's former PPOTrainer; here {instead}"):
+        trainer(model_folder, rest={name: None})

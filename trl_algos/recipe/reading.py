@@ -16,6 +16,7 @@ from trl_algos.errors import ConfigError, nearest
 from trl_algos.recipe import schema
 from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.file import Value, environment, read_files, read_words
+from trl_algos.recipe.renamed import ELSEWHERE
 from trl_algos.recipe.unused import unused_problems
 from trl_algos.settings.critic import critic_form, dropout_problems, form_problems, has_critic, sharding_problems
 from trl_algos.settings.public import is_secret
@@ -137,23 +138,9 @@ def _typed(setting: schema.Setting, written: Value) -> Any:
     return value
 
 
-_ELSEWHERE: Mapping[str, str] = {
-    "num_processes": "belongs to the launcher: `accelerate launch --num_processes N -m trl_algos train RECIPE`",
-    "accelerate_config": "belongs to the launcher: `accelerate launch --config_file FILE -m trl_algos train RECIPE`",
-    "config": "is an option of the command line, which names the recipe",
-    "torch_dtype": "is called `dtype`",
-    "max_prompt_length": "is not part of TRL 1.16: prompts are never cut",
-    "warmup_ratio": "is not part of transformers 5: `warmup_steps` below 1 is a share",
-    "environment_factory": "is an argument of `PolicyTrainer`, for scripts",
-    "rollout_func": "is an argument of `PolicyTrainer`, for scripts",
-    "tools": "is an argument of `PolicyTrainer`, for scripts",
-}
-"""Keys that a user of TRL may look for -> what became of them."""
-
-
 def _unknown_key(key: str) -> str:
-    if key in _ELSEWHERE:
-        return f"`{key}`: {_ELSEWHERE[key]}."
+    if key.replace("-", "_") in ELSEWHERE:
+        return f"`{key}`: {ELSEWHERE[key.replace('-', '_')]}."
     hint = nearest(key.replace("-", "_"), schema.settings()).replace("'", "`")
     return f"`{key}`: there is no such setting.{hint}"
 

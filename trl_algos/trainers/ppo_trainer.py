@@ -48,6 +48,13 @@ from trl_algos.trainers.policy_trainer import PolicyTrainer
 from trl_algos.trainers.recording import finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
 
+FORMER_ARGUMENTS = {
+    "ref_model": "the reference is `model` as it starts, wherever `beta` is above 0: leave it out",
+    "reward_model": "pass it in `reward_funcs`, which takes models and functions",
+    "value_model": "set `critic_model_name_or_path` in `args` to its folder or id",
+}
+"""Argument of TRL's former `PPOTrainer` -> what to do instead."""
+
 
 class PPOTrainer(PolicyTrainer):
     """Trains a causal language model and its critic with a row of `trl_algos.ALGORITHMS` that needs one.
@@ -60,12 +67,15 @@ class PPOTrainer(PolicyTrainer):
 
     Raises:
         ConfigError: the critic cannot be had, or not with this policy.
+        TypeError: an argument is one of TRL's former `PPOTrainer`.
     """
 
     provides: ClassVar[tuple[str, ...]] = ("critic",)
     lr_scheduler: Any
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: PolicyConfig | None = None, **kwargs: Any) -> None:
+        for name in FORMER_ARGUMENTS.keys() & kwargs.keys():
+            raise TypeError(f"`{name}` is an argument of TRL's former PPOTrainer; here {FORMER_ARGUMENTS[name]}.")
         args = PolicyConfig(algorithm="ppo") if args is None else args
         super().__init__(model, reward_funcs, args, **kwargs)
         self.critic_form = args.critic_form(is_peft_model(self.model))
