@@ -64,7 +64,8 @@ def critic_folder_problems(folder: str | Path, form: str, lora: bool, width: int
         about = about_critic(folder)
         if (about["form"], about["lora"]) != (form, lora):
             had, has = _described(about["form"], about["lora"]), _described(form, lora)
-            return [f"{str(folder)!r} holds a critic of the form {had}, but that of this run is {has}."]
+            hint = " Set `critic_use_peft: false` to train it whole." if about["form"] == form and lora else ""
+            return [f"{str(folder)!r} holds a critic of the form {had}, but that of this run is {has}.{hint}"]
         return [*_head_problems(folder, width), *_file_problems(folder, about)]
     except ConfigError as error:
         return error.problems

@@ -49,7 +49,7 @@ def critic_problems(values: Mapping[str, Any], policy: str | None) -> Iterator[s
 
 
 def _form(values: Mapping[str, Any]) -> tuple[str, bool]:
-    return values["critic"], critic_has_lora(values["critic"], values["use_peft"])
+    return values["critic"], critic_has_lora(values["critic"], values["use_peft"], values["critic_use_peft"])
 
 
 def _saved_problems(values: Mapping[str, Any], path: str, policy: str | None) -> Iterator[str]:

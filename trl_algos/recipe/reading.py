@@ -163,7 +163,9 @@ def _resolved(
     rest = {key: value for key, value in values.items() if key not in policy}
     problems += range_problems(rest, {key: setting.default for key, setting in schema.settings().items()})
     values |= rest | resolution.values
-    problems += form_problems(values["critic"], values["use_peft"], values["critic_model_name_or_path"])
+    own_lora = values["critic_use_peft"] if has_critic(resolution.values) else None  # else it has been refused
+    told = values["critic"], values["use_peft"], values["critic_model_name_or_path"], own_lora
+    problems += form_problems(*told)
     if has_critic(resolution.values):
         form = critic_form(values["critic"], values["use_peft"])
         problems += dropout_problems(form, resolution.values["disable_dropout"])
@@ -187,6 +189,8 @@ def _work_out(values: dict[str, Any], num_processes: int) -> dict[str, str]:
         sources["bf16"], values["bf16"] = "fp16", not values["fp16"]
     if values["critic"] is None and has_critic(values):
         sources["critic"], values["critic"] = "use_peft", critic_form(None, values["use_peft"])
+    if values["critic"] == "separate" and values["critic_use_peft"] is None and has_critic(values):
+        sources["critic_use_peft"], values["critic_use_peft"] = "use_peft", bool(values["use_peft"])
     return {key: "default" if source == "default" else f"follows from `{source}`" for key, source in sources.items()}
 
 

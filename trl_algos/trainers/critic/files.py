@@ -68,7 +68,7 @@ def save_critic(critic: Critic, folder: Path, writes: bool, vocabulary: str | No
     text = written_about(
         form=critic.form,
         lora=adapted is not None,
-        dtype=str(critic.base.dtype).removeprefix("torch."),
+        dtype=str(_dtype(critic, adapted)).removeprefix("torch."),
         base_model=_base_path(critic),
         vocabulary=vocabulary,
     )
@@ -204,6 +204,12 @@ def _adapted(critic: Critic) -> Any:
     if isinstance(critic, AdapterCritic):
         return critic.policy
     return critic.trunk if isinstance(critic, SeparateCritic) and is_peft_model(critic.trunk) else None
+
+
+def _dtype(critic: Critic, adapted: Any) -> torch.dtype:
+    """Precision of the model below the head: the frozen policy's, unless the critic trains a model whole."""
+    model = critic.trunk if isinstance(critic, SeparateCritic) and adapted is None else critic.base
+    return model.dtype
 
 
 def _base_path(critic: Critic) -> str:
