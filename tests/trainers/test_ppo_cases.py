@@ -69,7 +69,7 @@ def test_lgp_2_dropout_does_not_touch_the_first_values(form: str, lora: bool, tm
         assert log["value/clip_fraction"] == 0.0
         assert log["policy/ratio/max"] == pytest.approx(1.0, abs=1e-5)
     ids = torch.tensor([[5, 6, 7]])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "only"}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "values"}
     assert trainer.model(**inputs).equal(trainer.model(**inputs))
 
 
@@ -101,7 +101,7 @@ def test_lor_1_the_value_head_is_trained_saved_and_loaded_though_nobody_names_it
     assert not loaded.head.bias.equal(start["head.bias"])
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "only"}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "values"}
         torch.testing.assert_close(loaded(ids), trainer.model(**inputs), rtol=0, atol=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_rmp_2_values_lie_at_the_same_tokens_whatever_the_padding(name: str, mod
         right, right_last = sampling_values(trainer, batch([i], len(prompts[i]), 9))
         ids = torch.tensor([prompts[i] + completion])
         with torch.no_grad():
-            every = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="only")[0]
+            every = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="values")[0]
         expected, n = every[len(prompts[i]) - 1 :], len(completion)
         for found, found_last in ((values[i], last[i]), (alone[0], last_alone[0]), (right[0], right_last[0])):
             torch.testing.assert_close(found[:n], expected[:-1], rtol=0, atol=1e-5)

@@ -100,7 +100,7 @@ def test_a_reward_model_hands_on_its_head(model_folder: str, tmp_path: Path) -> 
     made = trainer(model_folder, critic_model_name_or_path=str(tmp_path))
     assert made.critic.head.weight.equal(reward_model.score.weight)
     ids = torch.tensor([[5, 6, 7]])
-    values = made.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="only")
+    values = made.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="values")
     expected = reward_model(ids, attention_mask=torch.ones_like(ids)).logits.squeeze()  # of the last token
     torch.testing.assert_close(values[0, -1], expected, rtol=1e-5, atol=1e-6)
 
@@ -140,7 +140,7 @@ def test_dropout_of_the_critic_is_off(tmp_path: Path) -> None:
     made = trainer(str(tmp_path), critic="separate", disable_dropout=False)
     ids = torch.tensor([[5, 6, 7]])
     assert made.critic.trunk.training
-    one, other = (made.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="only") for _ in "ab")
+    one, other = (made.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="values") for _ in "ab")
     assert one.equal(other)
 
 
@@ -152,7 +152,7 @@ def test_neither_policy_nor_reference_see_the_critics_adapter(name: str, model_f
     made = make_trainer(name, model_folder)
     ids = torch.tensor([[5, 6, 7, 8]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    policy, values = made.model(**inputs).logits, made.model(**inputs, with_values="only")
+    policy, values = made.model(**inputs).logits, made.model(**inputs, with_values="values")
     with made.model.disable_adapter():
         reference = made.model(**inputs).logits
     made.critic.restore()
@@ -161,16 +161,16 @@ def test_neither_policy_nor_reference_see_the_critics_adapter(name: str, model_f
             if "lora_B.critic" in n:
                 p.mul_(100)
     assert made.model(**inputs).logits.equal(policy)
-    assert not made.model(**inputs, with_values="only").equal(values)
+    assert not made.model(**inputs, with_values="values").equal(values)
     with made.model.disable_adapter():
         assert made.model(**inputs).logits.equal(reference)
     made.critic.restore()
     with torch.no_grad():
-        before = made.model(**inputs, with_values="only")
+        before = made.model(**inputs, with_values="values")
         for n, p in made.model.named_parameters():
             if "lora_B.default" in n:
                 p.mul_(100)
-    assert made.model(**inputs, with_values="only").equal(before)
+    assert made.model(**inputs, with_values="values").equal(before)
     assert not made.model(**inputs).logits.equal(policy)
 
 
@@ -346,7 +346,7 @@ def test_a_whole_critic_beside_lora_is_float32_on_a_bfloat16_policy(model_folder
     made.save_model(str(tmp_path))
     loaded, ids = load_critic(tmp_path / "critic"), torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "only"}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "values"}
         assert loaded(ids).equal(made.model(**inputs))
 
 

@@ -139,7 +139,7 @@ class PPOTrainer(PolicyTrainer):
         if "old_values" not in inputs:
             return super().score(model, inputs, batch_size)
         if not self._learning.critic:
-            recorder = ValueRecorder(model, "none")
+            recorder = ValueRecorder(model, "policy")
             return super().score(recorder, inputs, batch_size)._replace(values=recorder.zero())
         recorder = ValueRecorder(model)
         scores = super().score(recorder, inputs, batch_size)
