@@ -7,8 +7,9 @@ import pytest
 from torch import Tensor
 
 from trl_algos import ALGORITHMS, Algorithm, ConfigError, PolicyConfig, register
-from trl_algos.algorithms import CRITIC_DEFAULTS, CRITIC_FORMS, advantage_needs
+from trl_algos.algorithms import CRITIC_DEFAULTS, advantage_needs
 from trl_algos.core import gae_advantages, group_normalized_advantages, length_adaptive_gae_advantages
+from trl_algos.models.critic_folder import CRITIC_FORMS
 from trl_algos.recipe.reading import read_recipe
 from trl_algos.settings.critic import CRITIC_SETTINGS
 

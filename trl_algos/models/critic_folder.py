@@ -18,12 +18,12 @@ from trl_algos.models.weight_files import Weights, file_weights, weight_shapes
 
 FOLDER, HELD_BACK = "critic", "_critic"
 """Names of the folder in that of a run; what begins with `_` transformers leaves out of an upload."""
+CRITIC_FORMS = ("adapter", "separate", "shared")
 ABOUT_FILE = "critic.json"
 HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "adapter"
 # PEFT's names, which are public and fixed.
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-FORMS = ("adapter", "separate", "shared")
 
 
 def is_critic_folder(path: str | None) -> bool:
@@ -43,7 +43,7 @@ def about_critic(folder: str | Path) -> dict[str, Any]:
     about = read_json(folder / ABOUT_FILE)
     types = {"form": str, "lora": bool, "dtype": str, "base_model": str}
     wrong = [name for name, kind in types.items() if not isinstance(about.get(name), kind)]
-    if wrong or about["form"] not in FORMS:
+    if wrong or about["form"] not in CRITIC_FORMS:
         raise ConfigError(
             [f"{folder / ABOUT_FILE} does not describe a critic: look at {wrong[0] if wrong else 'form'!r}."]
         )

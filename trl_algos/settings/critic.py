@@ -6,13 +6,12 @@ from typing import Any
 from trl_algos.algorithms import (
     ALGORITHMS,
     CRITIC_DEFAULTS,
-    CRITIC_FORMS,
     Algorithm,
     advantage_estimators,
     advantage_needs,
 )
 from trl_algos.errors import ConfigError, unknown_name
-from trl_algos.models.critic_folder import about_critic, critic_folder_problems, is_critic_folder
+from trl_algos.models.critic_folder import CRITIC_FORMS, about_critic, critic_folder_problems, is_critic_folder
 from trl_algos.settings.resolved import Resolution, of_row
 
 CRITIC_SETTINGS = (

@@ -121,8 +121,10 @@ class PPOTrainer(PolicyTrainer):
     def _returns(self, rollout: Rollout) -> Tensor:
         values, mask = _present(rollout.values), rollout.mask * rollout.scorable[:, None]
         told = rollout.token_rewards, values, mask, self.args.gamma
-        _, returns = gae(*told, self.args.critic_gae_lambda, rollout.bootstrap)
-        advantages, _ = gae(*told, self._policy_lambda(rollout), rollout.bootstrap)
+        own, policys = self.args.critic_gae_lambda, self._policy_lambda(rollout)
+        advantages, returns = gae(*told, own, rollout.bootstrap)
+        if isinstance(policys, Tensor) or policys != own:
+            advantages, _ = gae(*told, policys, rollout.bootstrap)
         self.append_metrics(value_metrics(values, returns, advantages, mask))
         return torch.where(rollout.scorable[:, None], returns, torch.nan)
 
