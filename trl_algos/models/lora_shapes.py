@@ -43,6 +43,11 @@ def is_embedding(module: str) -> bool:
     return _last(module) not in _HEADS and bool(_EMBEDDING.fullmatch(_last(module)))
 
 
+def is_head(module: str) -> bool:
+    """Whether a module is an output layer, by its name."""
+    return _last(module) in _HEADS
+
+
 def lora_shapes(weights: Weights, model_type: str, settings: Mapping[str, Any]) -> list[Shape]:
     """Shapes of all matrices A (r, in) and B (out, r) that LoRA adds.
 
