@@ -13,8 +13,10 @@ import pytest
 
 from trl_algos.algorithms import ALGORITHMS
 from trl_algos.cli import main
+from trl_algos.recipe.renamed import OF_PPO
 from trl_algos.recipe.schema import settings
 from trl_algos.rewards.spec import reward_names
+from trl_algos.trainers.ppo_trainer import FORMER_ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -96,6 +98,17 @@ def test_the_set_up_without_make_is_that_of_make() -> None:
 def test_the_table_of_rewards(reward) -> None:
     settings_text = f"`{reward.settings}`" if reward.settings else ""
     assert f"| `{reward.name}` | {reward.summary} | {settings_text} |" in README
+
+
+def test_the_table_of_former_names() -> None:
+    """The table names every former key, and for each the settings that the message about it names."""
+    section = README.partition("### From TRL's PPOTrainer")[2].partition("\n### ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, flags=re.MULTILINE))
+    assert rows.keys() == OF_PPO.keys() | FORMER_ARGUMENTS.keys()
+    for key, message in OF_PPO.items():
+        assert re.findall(r"`(\w+)`", rows[key]) == re.findall(r"`(\w+)`", message), key
+        assert set(re.findall(r"`(\w+)`", message)) <= settings().keys()
+        assert key not in settings()
 
 
 def test_the_keys_of_our_own_are_explained() -> None:

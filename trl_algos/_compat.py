@@ -36,6 +36,7 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
         "start_time",
         "learning_rate",
     ),
+    "_push_from_checkpoint": ("self", "checkpoint_folder"),
     "_remove_unused_columns": ("self", "dataset", "description"),
     "_run_epoch": (
         "self",
@@ -65,6 +66,7 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),
     "get_train_dataloader": ("self",),
+    "push_to_hub": ("self", "commit_message", "blocking", "token", "revision", "private", "kwargs"),
     "set_initial_training_values": ("self", "args", "dataloader"),
     "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
     "get_off_policy_mask": (

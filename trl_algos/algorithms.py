@@ -58,7 +58,6 @@ SETTING_OF_PARAMETER = {
 
 RATIO_REFERENCES = ("policy", "engine")
 KL_PLACEMENTS = ("none", "loss", "reward")
-CRITIC_FORMS = ("adapter", "separate", "shared")
 
 COMMON_DEFAULTS: Mapping[str, Any] = {
     "num_generations": 8,
@@ -237,12 +236,10 @@ def component_name(function: Callable[..., Any]) -> str:
 _GROUP = _advantages.group_normalized_advantages
 _PPO = {
     "epsilon": 0.2,
-    "gamma": 1.0,
     "gae_lambda": 0.95,
     "beta": 0.05,
     "num_generations": 1,
     "num_iterations": 4,
-    "value_clip_range": 0.2,
 }
 
 ALGORITHMS: dict[str, Algorithm] = {}
@@ -494,9 +491,8 @@ for _row in (
         defaults={
             "epsilon": 0.2,
             "epsilon_high": 0.28,
-            "gamma": 1.0,
             "length_adaptive_alpha": 0.05,
-            "critic_gae_lambda": 1.0,
+            "critic_gae_lambda": 1.0,  # with any estimator: else it would follow from `gae_lambda`
             "positive_nll_coef": 0.1,
             "critic_warmup_steps": 50,
         },

@@ -87,11 +87,15 @@ class PolicyConfig(GRPOConfig):
     # Critic; none of them is used by an advantage estimator without one
     critic: str | None = _unset(
         "adapter: a second LoRA adapter with a value head on the policy's own frozen model; separate: a model of its "
-        "own; shared: a value head on the policy itself. Default: adapter where LoRA is trained, else separate."
+        "own; shared: a value head on the policy itself. Default: that of a saved critic to start from, separate with "
+        "another critic_model_name_or_path, and without one adapter where LoRA is trained, else separate."
     )
     critic_model_name_or_path: str | None = _unset(
         "What the critic starts from: a model for a separate one, such as a reward model, or a folder that a run has "
         "saved its critic in, for one of the same form. Default: the policy's model, with a new value head."
+    )
+    critic_use_peft: bool | None = _unset(
+        "Separate critic: whether it trains LoRA like the policy's; false trains it whole. Default: as the policy."
     )
     critic_trunk_gradient: bool | None = _unset(
         "Shared critic: whether its loss also trains the policy's weights, not the value head alone."
@@ -248,9 +252,11 @@ class PolicyConfig(GRPOConfig):
             adapter, separate or shared.
 
         Raises:
-            ConfigError: `critic` is adapter and no LoRA is trained, or the saved critic to start from is another one.
+            ConfigError: `critic` or `critic_use_peft` needs LoRA and none is trained, or the saved critic to start
+                from is another one.
         """
-        problems = list(form_problems(self.critic, uses_lora, self.critic_model_name_or_path))
+        told = self.critic, uses_lora, self.critic_model_name_or_path, self.critic_use_peft
+        problems = list(form_problems(*told))
         if problems:
             raise ConfigError(problems)
         return critic_form(self.critic, uses_lora)

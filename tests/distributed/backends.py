@@ -185,7 +185,7 @@ def refused_resume(folder: str, backend: str, **settings: Any) -> list[str]:
 def values(trainer: Any) -> torch.Tensor:
     """Values of a fixed text, of the critic as it is now."""
     with torch.no_grad():
-        return trainer.model(input_ids=TEXT, attention_mask=torch.ones_like(TEXT), with_values="only")
+        return trainer.model(input_ids=TEXT, attention_mask=torch.ones_like(TEXT), with_values="values")
 
 
 def restart() -> None:

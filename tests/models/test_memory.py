@@ -22,7 +22,7 @@ from trl_algos.data import bundled_model_path
 from trl_algos.errors import ConfigError
 from trl_algos.models.memory import NEVER_COUNTED, PARTS, MemoryEstimate, describe, estimate, size
 from trl_algos.models.optimizer_states import Trained, knows, state_bytes
-from trl_algos.trainers import PolicyTrainer
+from trl_algos.trainers import PolicyTrainer, PPOTrainer
 
 BUNDLED = bundled_model_path()
 COUNT = 83_328
@@ -72,6 +72,7 @@ def measured(model: torch.nn.Module) -> dict[str, int]:
     return {
         "parameters": held(frozen or trained),
         "adapter": held(trained) if frozen else 0,
+        "critic": 0,
         "gradients": held(p.grad for p in trained),
         "optimizer": held_states(optimizer),
         "reference": 0,
@@ -338,6 +339,7 @@ def test_weights_are_loaded_as_asked(
     assert parts(memory) == {
         "parameters": 100 * item,
         "adapter": 0,
+        "critic": 0,
         "gradients": 100 * item,
         "optimizer": 200 * item,
         "reference": 0,
@@ -541,7 +543,7 @@ def test_lines_of_an_adapter() -> None:
         ({"deepspeed": {"zero_optimization": {"offload_param": {"device": "cpu"}}}}, "kept on the CPU"),
         ({"fsdp": True, "fsdp_config": {"cpu_offload": True}}, "kept on the CPU"),
         ({"fsdp": "full_shard offload"}, "kept on the CPU"),
-        ({"vf_coef": 0.1}, "the critic: where it is separate"),
+        ({"critic": "separate", "vf_coef": 0.1, "critic_model_name_or_path": "some/model"}, "the critic, whose model"),
     ],
 )
 def test_what_else_a_run_needs_is_said(settings: dict[str, Any], words: str) -> None:
@@ -573,3 +575,58 @@ def test_what_a_run_does_not_need_is_not_said(settings: dict[str, Any]) -> None:
 )
 def test_sizes_have_the_unit_that_suits_them(count: int, text: str) -> None:
     assert size(count) == text
+
+
+# A critic
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"critic": "shared"},
+        {"critic": "separate"},
+        {"critic": "shared", "use_peft": True},
+        {"critic": "adapter", "use_peft": True},
+        {"critic": "separate", "use_peft": True},
+        {"critic": "separate", "use_peft": True, "critic_use_peft": False},
+    ],
+)
+def test_a_critic_holds_what_is_estimated(llama: str, tmp_path: Path, settings: dict[str, Any], dtype: str) -> None:
+    lora = {"use_peft": bool(settings.get("use_peft")), "lora_r": 4, "lora_target_modules": ["q_proj", "up_proj"]}
+    args = PolicyConfig(
+        output_dir=str(tmp_path),
+        algorithm="ppo",
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=2,
+        model_init_kwargs={"dtype": dtype},
+        report_to="none",
+        **{key: value for key, value in settings.items() if key != "use_peft"},
+    )
+    rewards = lambda completions, **_: [0.0] * len(completions)  # noqa: E731
+    trainer = PPOTrainer(
+        llama, rewards, args, train_dataset=tiny.prompts(), peft_config=get_peft_config(ModelConfig(**lora))
+    )
+    optimizer = trainer.create_optimizer()
+    one_step(trainer.model, optimizer)
+    told = settings | lora | {"optim": args.optim, "dtype": dtype, "vf_coef": 0.1, "beta": args.beta}
+    memory = estimate(llama, told)
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    assert memory.trained == sum(p.numel() for p in trained)
+    assert memory.gradients == held(p.grad for p in trained)
+    assert memory.optimizer == held_states(optimizer)
+    assert memory.parameters + memory.adapter + memory.critic == held(trainer.model.parameters())
+    with trainer.critic.hidden():
+        assert memory.parameters + memory.adapter == held(trainer.model.parameters())
+    assert not any("the critic" in part for part in memory.not_counted)
+
+
+def test_a_critic_from_afar_is_not_counted_and_one_from_a_folder_is_its_own_size(llama: str) -> None:
+    settings = {"critic": "separate", "vf_coef": 0.1, "critic_model_name_or_path": "some/model"}
+    afar, here = estimate(llama, settings), estimate(llama, settings | {"critic_model_name_or_path": BUNDLED})
+    assert (afar.critic, "the critic, whose model" in " ".join(afar.not_counted)) == (0, True)
+    head = 4 * (64 + 1)
+    assert here.critic == 4 * COUNT + head
+    assert here.gradients == afar.gradients + here.critic
+    assert any(line.startswith("critic  ") for line in describe(here))

@@ -696,6 +696,9 @@ def test_values_without_end(problems: typing.Callable[..., list[str]], text: str
     [
         ("num_processes", "accelerate launch"),
         ("torch_dtype", "is called `dtype`"),
+        ("kl_coef", "is called `beta`."),
+        ("num-ppo-epochs", "is called `num_iterations`."),
+        ("whiten_rewards", "advantages are whitened, rewards are not"),
         ("warmup_ratio", "`warmup_steps`"),
         ("max_prompt_length", "not part of TRL 1.16"),
     ],

@@ -84,6 +84,18 @@ def test_a_run_of_the_critic_alone_writes_the_policy_as_it_was(alone: Path) -> N
     assert not any("policy_loss" in line or "grad_norm" in line for line in metrics)
 
 
+def test_its_end_says_that_the_policy_is_unchanged_and_how_to_go_on(
+    command: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    settings = {"critic": "shared", "max_steps": 1, "save_strategy": "no", "output_dir": tmp_path / "run"}
+    code, shown = command("train", **settings, critic_warmup_steps=1)
+    assert code == 0
+    assert "The policy is unchanged, since `critic_warmup_steps` is all of `max_steps`." in shown
+    assert f"set `critic_model_name_or_path` to {tmp_path}/run/critic, fewer" in shown.replace("- ", "-")
+    assert " explained " in shown
+    assert "The policy is unchanged" not in command("train", **settings)[1]
+
+
 def test_the_next_run_starts_from_it(command: Callable[..., tuple[int, str]], alone: Path, tmp_path: Path) -> None:
     settings = {"critic_model_name_or_path": alone / "run/critic", "output_dir": tmp_path / "next"}
     code, shown = command("check", **settings)
@@ -109,6 +121,58 @@ def test_check_counts_the_passes_of_both(command: Callable[..., tuple[int, str]]
     assert (
         "`critic_num_iterations`: 3 differs from `num_iterations` (1), so an optimizer step must lie within" in shown
     )
+
+
+# LoRA of another kind
+
+WITH_LORA: dict[str, Any] = {
+    "use_peft": "true",
+    "lora_r": 4,
+    "lora_alpha": 8,
+    "lora_target_modules": "[q_proj, up_proj]",
+    "max_steps": 1,
+}
+OTHER_LORA = {
+    "says `r` 4, but in this run it is 8": {"lora_r": 8},
+    "says `lora_alpha` 8, but in this run it is 4": {"lora_alpha": 4},
+    "says `use_rslora` False, but in this run it is True": {"use_rslora": "true"},
+    "says `use_dora` False, but in this run it is True": {"use_dora": "true"},
+    "layers.0.self_attn.v_proj is in this run alone": {"lora_target_modules": "[q_proj, up_proj, v_proj]"},
+    "layers.0.mlp.up_proj is in the saved critic alone": {"lora_target_modules": "[q_proj]"},
+    "layers.0.self_attn.q_proj is in the saved critic alone": {"lora_target_modules": r".*up_proj|.*1\..*q_proj"},
+}
+
+
+@pytest.fixture(scope="module", params=["adapter", "separate"])
+def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Form and folder of the run of a critic with LoRA, trained alone for a step, and its checkpoint."""
+    folder = tmp_path_factory.mktemp("adapted")
+    settings = SMALL | WITH_LORA | {"critic": request.param, "critic_warmup_steps": 1, "output_dir": folder / "run"}
+    (folder / "recipe.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
+    assert main(["train", str(folder / "recipe.yaml")]) == 0
+    return request.param, folder / "run"
+
+
+@pytest.mark.parametrize("message", [None, *OTHER_LORA])
+def test_check_tells_a_saved_critic_with_another_lora(
+    message: str | None, command: Callable[..., tuple[int, str]], adapted: tuple[str, Path], tmp_path: Path
+) -> None:
+    form, run = adapted
+    settings = WITH_LORA | {"critic": form, "output_dir": tmp_path / "next"} | OTHER_LORA.get(message or "", {})
+    if settings["critic"] != form:
+        pytest.skip("a pattern that says more than the last name is the adapter's alone")
+    for key, value in {
+        "critic_model_name_or_path": run / "critic",
+        "resume_from_checkpoint": run / "checkpoint-1",
+    }.items():
+        code, shown = command("check", **settings | {"max_steps": 2, key: value})
+        assert code == (2 if message else 0), shown
+        assert (message or "no problem found") in shown
+        assert shown.count(f"`{key}`:") == bool(message)
+    if message:
+        code, trained = command("train", **settings, critic_model_name_or_path=run / "critic")
+        assert (code, message in trained) == (2, True)
+        assert not (tmp_path / "next").exists()
 
 
 # What is wrong with it

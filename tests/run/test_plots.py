@@ -34,7 +34,7 @@ ALL_KEYS = [key for _, keys in PANELS for key in keys]
 @pytest.mark.parametrize(
     ("log", "rows"),
     [
-        (entries(ALL_KEYS), 2),
+        (entries(ALL_KEYS), 3),
         (entries([key for key in ALL_KEYS if key != "kl"]), 2),
         (entries(["reward"]), 1),
         (entries(["reward"], steps=1), 1),

@@ -78,6 +78,13 @@ def test_a_line_tells_step_times_and_figures(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
+def test_a_run_of_the_critic_alone_shows_how_much_it_explains(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, max_steps=2)
+    run.begin()
+    run.step(logs={"value/loss": 0.2, "value/explained_variance": -0.0625})
+    assert run.lines()[0].endswith("left  explained -0.062")
+
+
 def test_tokens_per_second_is_the_difference_between_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log without a rollout has no count: 3,000 tokens in the 2 + 4 seconds since the last one."""
     run = Run(monkeypatch, max_steps=4)

@@ -7,8 +7,9 @@ import pytest
 from torch import Tensor
 
 from trl_algos import ALGORITHMS, Algorithm, ConfigError, PolicyConfig, register
-from trl_algos.algorithms import CRITIC_DEFAULTS, CRITIC_FORMS, advantage_needs
+from trl_algos.algorithms import CRITIC_DEFAULTS, advantage_needs
 from trl_algos.core import gae_advantages, group_normalized_advantages, length_adaptive_gae_advantages
+from trl_algos.models.critic_folder import CRITIC_FORMS
 from trl_algos.recipe.reading import read_recipe
 from trl_algos.settings.critic import CRITIC_SETTINGS
 
@@ -16,6 +17,7 @@ WITH_CRITIC = ("ppo", "dual_clip_ppo", "vapo")
 VALUES: dict[str, Any] = {
     "critic": "separate",
     "critic_model_name_or_path": "some/model",
+    "critic_use_peft": False,
     "critic_trunk_gradient": True,
     "critic_learning_rate": 1e-4,
     "critic_max_grad_norm": 0.5,
@@ -380,3 +382,31 @@ def test_parameters_that_both_schedules_have_are_the_policys():
     assert config(algorithm="ppo", critic_lr_scheduler_type="linear", **given).critic_lr_scheduler_kwargs is None
     constant = {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"foo": 1}}  # transformers passes over it
     assert config(algorithm="ppo", **constant).critic_lr_scheduler_kwargs == {"foo": 1}
+
+
+# How a separate critic is trained
+
+
+def test_a_separate_critic_is_trained_as_the_policy_is_unless_told():
+    ppo = ["--algorithm", "ppo", "--per_device_train_batch_size", "8", "--critic", "separate"]
+    for words, expected in (([], False), (["--use_peft"], True), (["--use_peft", "--critic_use_peft=false"], False)):
+        recipe = read_recipe(None, [*ppo, *words])
+        assert recipe.values["critic_use_peft"] is expected
+    assert recipe.sources["critic_use_peft"] == "command line"
+    assert read_recipe(None, [*ppo, "--use_peft"]).sources["critic_use_peft"] == "follows from `use_peft`"
+
+
+def test_critic_use_peft_needs_a_separate_critic_and_for_true_lora():
+    ppo = ["--algorithm", "ppo"]
+    message = "`critic_use_peft`: False is used by `critic: separate` alone, but the critic here is "
+    assert recipe_problem(*ppo, "--use_peft", "--critic_use_peft", "false") == f"{message}adapter."
+    assert recipe_problem(*ppo, "--critic", "shared", "--critic_use_peft", "false") == f"{message}shared."
+    message = "`critic_use_peft`: true has no LoRA to be like: the policy is trained whole; set `use_peft`"
+    assert recipe_problem(*ppo, "--critic_use_peft").startswith(message)
+    with pytest.raises(ConfigError, match=r"^`critic_use_peft`: true has no LoRA"):
+        config(algorithm="ppo", critic_use_peft=True).critic_form(uses_lora=False)
+
+
+def test_a_model_to_start_from_makes_the_critic_separate_also_with_lora():
+    words = ["--algorithm", "ppo", "--use_peft", "--critic_model_name_or_path", "some/model"]
+    assert read_recipe(None, ["--per_device_train_batch_size", "8", *words]).values["critic"] == "separate"

@@ -21,6 +21,7 @@ FORMS = {
     "adapter": ("adapter", True, {}),
     "separate": ("separate", False, {}),
     "separate_lora": ("separate", True, {}),
+    "separate_whole": ("separate", True, {"critic_use_peft": False}),
     "shared": ("shared", False, {}),
     "shared_lora": ("shared", True, {}),
     "shared_trunk": ("shared", False, {"critic_trunk_gradient": True}),
@@ -166,7 +167,7 @@ class Oracle:
             set_peft_model_state_dict(self.critic, state)
         elif self.form == "separate":
             self.critic = LlamaModel.from_pretrained(folder).double()
-            if uses_lora:
+            if uses_lora and trainer.args.critic_use_peft is None:
                 config = lora()
                 config.task_type = None
                 self.critic = get_peft_model(self.critic, config).double()
@@ -261,7 +262,11 @@ class Oracle:
     def critic_state(self) -> dict[str, Tensor]:
         state = {f"head.{name}": p for name, p in self.head.named_parameters()}
         if self.critic is not None:
-            state |= get_peft_model_state_dict(self.critic) if self.uses_lora else self.critic.state_dict()
+            state |= (
+                get_peft_model_state_dict(self.critic)
+                if hasattr(self.critic, "peft_config")
+                else self.critic.state_dict()
+            )
         return state
 
 

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from peft import LoraConfig
-from ppo_oracle import FORMS, ROWS, critic_state, make_trainer
+from ppo_oracle import FORMS, ROWS, Oracle, critic_state, make_trainer
 from test_ppo_state import sampling_trainer, states
 
 from trl_algos import load_critic
@@ -69,7 +69,7 @@ def test_lgp_2_dropout_does_not_touch_the_first_values(form: str, lora: bool, tm
         assert log["value/clip_fraction"] == 0.0
         assert log["policy/ratio/max"] == pytest.approx(1.0, abs=1e-5)
     ids = torch.tensor([[5, 6, 7]])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "only"}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "values"}
     assert trainer.model(**inputs).equal(trainer.model(**inputs))
 
 
@@ -101,7 +101,7 @@ def test_lor_1_the_value_head_is_trained_saved_and_loaded_though_nobody_names_it
     assert not loaded.head.bias.equal(start["head.bias"])
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "only"}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "values"}
         torch.testing.assert_close(loaded(ids), trainer.model(**inputs), rtol=0, atol=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_rmp_2_values_lie_at_the_same_tokens_whatever_the_padding(name: str, mod
         right, right_last = sampling_values(trainer, batch([i], len(prompts[i]), 9))
         ids = torch.tensor([prompts[i] + completion])
         with torch.no_grad():
-            every = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="only")[0]
+            every = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="values")[0]
         expected, n = every[len(prompts[i]) - 1 :], len(completion)
         for found, found_last in ((values[i], last[i]), (alone[0], last_alone[0]), (right[0], right_last[0])):
             torch.testing.assert_close(found[:n], expected[:-1], rtol=0, atol=1e-5)
@@ -234,6 +234,27 @@ def test_vapo_learns_returns_of_lambda_1_and_moves_by_lambda_of_the_length(model
     assert targets["advantages"][:2][learned].tolist() == pytest.approx(expected, abs=1e-5)
     assert targets["advantages"][2].count_nonzero() == 0
     assert targets["positive"].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_the_likelihood_is_that_of_completions_right_before_the_length_penalty(model_folder: str) -> None:
+    """By hand, 1/10 off for each token beyond 2: the last row's 0.5 becomes -0.3 and counts, row 1's 0 does not."""
+    trainer = make_trainer("separate", model_folder, positive_nll_coef=0.3, overlong_buffer=10)
+    oracle, seen, made = Oracle(trainer, model_folder), [], trainer.targets
+
+    def targets(rollout: Rollout) -> Any:
+        seen.append((rollout, made(rollout)))
+        return seen[-1][1]
+
+    trainer.targets = targets
+    trainer.train()
+    ((rollout, found),) = seen
+    scores = [1 - 0.4, 0 - 0.1, 1.75 - 0.6, math.nan, 1.0, 0.25 - 0.3, 2.0, 0.5 - 0.8]
+    assert rollout.scores.tolist() == pytest.approx(scores, nan_ok=True)
+    assert found["positive"].tolist() == [1, 0, 1, 0, 1, 1, 1, 1]
+    right = [row for row, counts in zip(oracle.rows, found["positive"], strict=True) if counts]
+    nll = [-row.old_logps[t] for row in right for t in row.places]
+    (log,) = [log for log in trainer.state.log_history if "loss" in log]
+    assert log["policy/positive_nll"] == pytest.approx(statistics.fmean(nll), rel=1e-6)
 
 
 def test_the_papers_lambda_of_some_lengths() -> None:

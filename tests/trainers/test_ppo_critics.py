@@ -12,7 +12,7 @@ from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from ppo_oracle import FORMS, critic_state, lora, make_trainer, reward
 from transformers import LlamaConfig, LlamaForSequenceClassification, LlamaModel
 
-from trl_algos import ConfigError, PolicyTrainer
+from trl_algos import ConfigError, PolicyTrainer, load_critic
 from trl_algos.config import PolicyConfig
 from trl_algos.trainers import PPOTrainer, ppo_trainer
 from trl_algos.trainers.critic.head import ValueHead
@@ -100,7 +100,7 @@ def test_a_reward_model_hands_on_its_head(model_folder: str, tmp_path: Path) -> 
     made = trainer(model_folder, critic_model_name_or_path=str(tmp_path))
     assert made.critic.head.weight.equal(reward_model.score.weight)
     ids = torch.tensor([[5, 6, 7]])
-    values = made.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="only")
+    values = made.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="values")
     expected = reward_model(ids, attention_mask=torch.ones_like(ids)).logits.squeeze()  # of the last token
     torch.testing.assert_close(values[0, -1], expected, rtol=1e-5, atol=1e-6)
 
@@ -140,7 +140,7 @@ def test_dropout_of_the_critic_is_off(tmp_path: Path) -> None:
     made = trainer(str(tmp_path), critic="separate", disable_dropout=False)
     ids = torch.tensor([[5, 6, 7]])
     assert made.critic.trunk.training
-    one, other = (made.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="only") for _ in "ab")
+    one, other = (made.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="values") for _ in "ab")
     assert one.equal(other)
 
 
@@ -152,7 +152,7 @@ def test_neither_policy_nor_reference_see_the_critics_adapter(name: str, model_f
     made = make_trainer(name, model_folder)
     ids = torch.tensor([[5, 6, 7, 8]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    policy, values = made.model(**inputs).logits, made.model(**inputs, with_values="only")
+    policy, values = made.model(**inputs).logits, made.model(**inputs, with_values="values")
     with made.model.disable_adapter():
         reference = made.model(**inputs).logits
     made.critic.restore()
@@ -161,16 +161,16 @@ def test_neither_policy_nor_reference_see_the_critics_adapter(name: str, model_f
             if "lora_B.critic" in n:
                 p.mul_(100)
     assert made.model(**inputs).logits.equal(policy)
-    assert not made.model(**inputs, with_values="only").equal(values)
+    assert not made.model(**inputs, with_values="values").equal(values)
     with made.model.disable_adapter():
         assert made.model(**inputs).logits.equal(reference)
     made.critic.restore()
     with torch.no_grad():
-        before = made.model(**inputs, with_values="only")
+        before = made.model(**inputs, with_values="values")
         for n, p in made.model.named_parameters():
             if "lora_B.default" in n:
                 p.mul_(100)
-    assert made.model(**inputs, with_values="only").equal(before)
+    assert made.model(**inputs, with_values="values").equal(before)
     assert not made.model(**inputs).logits.equal(policy)
 
 
@@ -285,7 +285,10 @@ def test_what_accelerates_own_config_asks_for_is_judged_too() -> None:
     fsdp = SimpleNamespace(fsdp_version=1, activation_checkpointing=True, state_dict_type="SHARDED_STATE_DICT")
     state = SimpleNamespace(deepspeed_plugin=deepspeed, fsdp_plugin=fsdp)
     args = SimpleNamespace(max_grad_norm=1.0, critic_max_grad_norm=0.5, num_iterations=1, critic_num_iterations=2)
-    made: Any = SimpleNamespace(accelerator=SimpleNamespace(state=state), args=args, critic_form="adapter")
+    args.critic_use_peft, policy = None, torch.nn.Linear(1, 1)
+    made: Any = SimpleNamespace(
+        accelerator=SimpleNamespace(state=state), args=args, critic_form="adapter", model=policy
+    )
     made.is_deepspeed_enabled, made.is_fsdp_enabled = True, False
     assert [problem.split(":")[0] for problem in backend_problems(made)] == [
         "`deepspeed`",
@@ -295,6 +298,10 @@ def test_what_accelerates_own_config_asks_for_is_judged_too() -> None:
     made.is_deepspeed_enabled, made.is_fsdp_enabled = False, True
     keys = [problem.partition(": ")[2].split(" ")[0] for problem in backend_problems(made)]
     assert keys == ["2", "version", "state_dict_type", "activation_checkpointing"]
+    args.critic_use_peft, made.model = False, get_peft_model(tiny.llama(), lora())
+    assert next(backend_problems(made)).startswith(
+        "`critic_use_peft`: false beside a policy with LoRA is not supported"
+    )
 
 
 def test_each_trainer_names_the_other(model_folder: str) -> None:
@@ -314,3 +321,39 @@ def test_the_clip_fraction_counts_values_that_are_held_back() -> None:
     mask = torch.tensor([[1, 1, 1, 1, 0]])
     assert clip_fraction(values, torch.zeros(1, 5), returns, mask, 0.2).item() == 0.5
     assert clip_fraction(values, torch.zeros(1, 5), returns, mask, None).item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("ref_model", "the reference is `model` as it starts"),
+        ("reward_model", "pass it in `reward_funcs`"),
+        ("value_model", "set `critic_model_name_or_path` in `args`"),
+    ],
+)
+def test_arguments_of_trls_former_trainer_say_what_to_pass_instead(name: str, instead: str, model_folder: str) -> None:
+    with pytest.raises(TypeError, match=f"^`{name}` is an argument of TRL's former PPOTrainer; here {instead}"):
+        trainer(model_folder, rest={name: None})
+
+
+def test_a_whole_critic_beside_lora_is_float32_on_a_bfloat16_policy(model_folder: str, tmp_path: Path) -> None:
+    """As LoRA's own weights are; and it is read back so."""
+    init = {"critic": "separate", "critic_use_peft": False, "model_init_kwargs": {"dtype": "bfloat16"}}
+    made = trainer(model_folder, rest=LORA, **init)
+    assert next(p for n, p in made.model.named_parameters() if "embed" in n).dtype == torch.bfloat16
+    assert {p.dtype for p in made.critic.parameters()} == {torch.float32}
+    assert len(made.critic.parameters()) == len(list(made.critic.trunk.parameters())) + 2
+    made.save_model(str(tmp_path))
+    loaded, ids = load_critic(tmp_path / "critic"), torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "values"}
+        assert loaded(ids).equal(made.model(**inputs))
+
+
+def test_a_saved_whole_critic_beside_lora_says_how_to_go_on(model_folder: str, tmp_path: Path) -> None:
+    settings = {"critic": "separate", "critic_use_peft": False}
+    trainer(model_folder, rest=LORA, **settings).save_model(str(tmp_path))
+    start = {"critic_model_name_or_path": str(tmp_path / "critic")}
+    with pytest.raises(ConfigError, match=r"with LoRA. Set `critic_use_peft: false` to train it whole.$"):
+        trainer(model_folder, rest=LORA, **start)
+    trainer(model_folder, rest=LORA, **start, critic_use_peft=False)

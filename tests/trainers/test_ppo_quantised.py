@@ -54,7 +54,7 @@ def values(trainer: PPOTrainer) -> torch.Tensor:
     trainer.model.train()  # for evaluation on a CPU bitsandbytes packs weights anew, which takes wider ones than these
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
-        return trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="only")
+        return trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="values")
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])

@@ -241,3 +241,39 @@ def test_a_run_of_the_critic_alone_leaves_the_policy_to_the_bit(name: str, model
     for log in logs(trainer):
         assert not log.keys() & set(POLICY_METRICS)
         assert log["value/loss"] > 0
+
+
+# The adaptive coefficient of the KL
+
+NEAR = {"kl_controller": "adaptive", "beta": 0.1, "kl_target": 1e3, "kl_horizon": 20.0}
+"""A KL far below its target: each step that counts takes 0.2 · 4 / 20 off, of 4 completions."""
+
+
+def coefficients(trainer: PPOTrainer) -> list[float | None]:
+    trainer.train()
+    return [log.get("policy/kl_coef") for log in logs(trainer)]
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_the_coefficient_rests_with_the_policy(placement: str, model_folder: str, tmp_path: Any) -> None:
+    """It is logged where a KL is charged, before the step moves it; in the loss the critic alone has none."""
+    settings = {**NEAR, "kl_placement": placement, "critic_warmup_steps": 2, "max_steps": 5}
+    rested = [0.1, 0.1] if placement == "reward" else [None, None]
+    moves = [0.1, 0.1 * 0.96, 0.1 * 0.96**2]
+    trainer = sampling_trainer("adapter", model_folder, tmp_path, **settings)
+    assert coefficients(trainer) == pytest.approx([*rested, *moves])
+    assert trainer.kl_controller.coef == pytest.approx(0.1 * 0.96**3)
+
+
+def test_a_run_of_the_critic_alone_keeps_the_coefficient(model_folder: str, tmp_path: Any) -> None:
+    trainer = sampling_trainer("separate", model_folder, tmp_path, **NEAR, critic_warmup_steps=3, max_steps=3)
+    assert coefficients(trainer) == [0.1, 0.1, 0.1]
+    assert trainer.kl_controller.coef == 0.1
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_passes_of_the_critic_alone_keep_the_coefficient(placement: str, model_folder: str, tmp_path: Any) -> None:
+    settings = {**NEAR, "kl_placement": placement, "num_iterations": 1, "critic_num_iterations": 3, "max_steps": 6}
+    trainer = sampling_trainer("shared", model_folder, tmp_path, **settings)
+    assert coefficients(trainer) == pytest.approx([0.1, None, None, 0.1 * 0.96, None, None])
+    assert trainer.kl_controller.coef == pytest.approx(0.1 * 0.96**2)

@@ -43,7 +43,7 @@ def test_a_critic_that_was_trained_alone_is_the_start_of_the_next_run(
     assert all(value.equal(critic_state(second)[key]) for key, value in critic_state(first).items())
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "only"}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "with_values": "values"}
         assert first.model(**inputs).equal(second.model(**inputs))
     before = states(second)
     second.train()

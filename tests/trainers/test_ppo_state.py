@@ -119,7 +119,7 @@ def test_the_final_folder_holds_a_critic_with_equal_values_and_a_policy_without_
     ids = torch.randint(2, 258, (2, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     with torch.no_grad():
-        values = trainer.model(input_ids=ids, attention_mask=mask, with_values="only")
+        values = trainer.model(input_ids=ids, attention_mask=mask, with_values="values")
         assert load_critic(tmp_path / "critic")(ids, mask).equal(values)
         uses_lora = FORMS[name][1]
         auto_class = AutoPeftModelForCausalLM if uses_lora else AutoModelForCausalLM
@@ -136,7 +136,7 @@ def test_what_an_earlier_critic_left_in_the_folder_is_not_read(model_folder: str
         trainer.save_model(str(tmp_path))
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        values = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="only")
+        values = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), with_values="values")
         assert load_critic(tmp_path / "critic")(ids).equal(values)
 
 

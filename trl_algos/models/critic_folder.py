@@ -8,7 +8,7 @@ config.json, model*       transformers' files: form separate, trained whole
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from trl_algos.errors import ConfigError
 from trl_algos.models.folder import read_json
 from trl_algos.models.weight_files import Weights, file_weights, weight_shapes
 
+FOLDER, HELD_BACK = "critic", "_critic"
+"""Names of the folder in that of a run; what begins with `_` transformers leaves out of an upload."""
+CRITIC_FORMS = ("adapter", "separate", "shared")
 ABOUT_FILE = "critic.json"
 HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "adapter"
 # PEFT's names, which are public and fixed.
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-FORMS = ("adapter", "separate", "shared")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -42,7 +44,7 @@ def about_critic(folder: str | Path) -> dict[str, Any]:
     about = read_json(folder / ABOUT_FILE)
     types = {"form": str, "lora": bool, "dtype": str, "base_model": str}
     wrong = [name for name, kind in types.items() if not isinstance(about.get(name), kind)]
-    if wrong or about["form"] not in FORMS:
+    if wrong or about["form"] not in CRITIC_FORMS:
         raise ConfigError(
             [f"{folder / ABOUT_FILE} does not describe a critic: look at {wrong[0] if wrong else 'form'!r}."]
         )
@@ -65,10 +67,38 @@ def critic_folder_problems(folder: str | Path, form: str, lora: bool, width: int
         about = about_critic(folder)
         if (about["form"], about["lora"]) != (form, lora):
             had, has = _described(about["form"], about["lora"]), _described(form, lora)
-            return [f"{str(folder)!r} holds a critic of the form {had}, but that of this run is {has}."]
+            hint = " Set `critic_use_peft: false` to train it whole." if about["form"] == form and lora else ""
+            return [f"{str(folder)!r} holds a critic of the form {had}, but that of this run is {has}.{hint}"]
         return [*_head_problems(folder, width), *_file_problems(folder, about)]
     except ConfigError as error:
         return error.problems
+
+
+_SAME_ADAPTER = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+
+
+def adapter_config_problems(folder: str | Path, own: Mapping[str, Any]) -> list[str]:
+    """Where the saved adapter has another rank or scale than a run's, in a message without a key.
+
+    Args:
+        folder: holds a critic with an adapter.
+        own: the run's `LoraConfig` as a dictionary.
+
+    Raises:
+        ConfigError: the file with it is missing, or cannot be read.
+    """
+    path = Path(folder) / ADAPTER_FOLDER / ADAPTER_CONFIG
+    return config_differences(read_json(path), own, _SAME_ADAPTER, str(path))
+
+
+def config_differences(
+    saved: Mapping[str, Any], own: Mapping[str, Any], names: Sequence[str], where: str
+) -> list[str]:
+    """A message for the first of the settings called `names` that is not the same."""
+    for name in names:
+        if saved.get(name) is not None and saved[name] != own.get(name):
+            return [f"{where} says `{name}` {saved[name]!r}, but in this run it is {own.get(name)!r}."]
+    return []
 
 
 def head_width(folder: Path) -> int:

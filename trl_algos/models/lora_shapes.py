@@ -43,6 +43,11 @@ def is_embedding(module: str) -> bool:
     return _last(module) not in _HEADS and bool(_EMBEDDING.fullmatch(_last(module)))
 
 
+def is_head(module: str) -> bool:
+    """Whether a module is an output layer, by its name."""
+    return _last(module) in _HEADS
+
+
 def lora_shapes(weights: Weights, model_type: str, settings: Mapping[str, Any]) -> list[Shape]:
     """Shapes of all matrices A (r, in) and B (out, r) that LoRA adds.
 
@@ -52,13 +57,19 @@ def lora_shapes(weights: Weights, model_type: str, settings: Mapping[str, Any]) 
         settings: `lora_r`, `lora_target_modules`, `lora_modules_to_save`, as a recipe has them.
     """
     rank = settings.get("lora_r", 16)
+    layers = lora_layers(weights, model_type, settings).values()
+    return [shape for rows, columns in layers for shape in ((rank, columns), (rows, rank))]
+
+
+def lora_layers(weights: Weights, model_type: str, settings: Mapping[str, Any]) -> dict[str, Shape]:
+    """Name and shape (out, in) of the layers that LoRA adapts; arguments as of `lora_shapes`."""
     targets = _targets(model_type, settings)
     kept = settings.get("lora_modules_to_save") or []
-    shapes: list[Shape] = []
-    for module, (rows, columns) in _candidates(weights, targets).items():
-        if _is_target(module, targets) and not _is_kept(module, kept):
-            shapes += [(rank, columns), (rows, rank)]
-    return shapes
+    return {
+        module: shape
+        for module, shape in _candidates(weights, targets).items()
+        if _is_target(module, targets) and not _is_kept(module, kept)
+    }
 
 
 def saved_copies(weights: Weights, settings: Mapping[str, Any]) -> dict[str, Shape]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_algos.errors import ConfigError
+from trl_algos.models.critic_memory import critic_tensors
 from trl_algos.models.folder import read_json
 from trl_algos.models.lora_shapes import Shape, is_embedding, linear_modules, lora_problems, lora_shapes, saved_copies
 from trl_algos.models.optimizer_states import Trained, knows, state_bytes
@@ -31,7 +32,8 @@ class MemoryEstimate:
     Args:
         parameters: the model's weights; frozen ones where an adapter is trained.
         adapter: LoRA's matrices and the copies that `lora_modules_to_save` trains.
-        gradients: of all that is trained.
+        critic: its own weights, frozen ones included.
+        gradients: of all that is trained, the critic included.
         optimizer: its states, and DeepSpeed's float32 copy of what is trained.
         reference: the second model that a KL term compares with.
         trained: how many numbers are trained, over all processes; not bytes.
@@ -41,6 +43,7 @@ class MemoryEstimate:
 
     parameters: int
     adapter: int
+    critic: int
     gradients: int
     optimizer: int
     reference: int
@@ -78,23 +81,26 @@ def estimate(folder: str | Path, settings: Mapping[str, Any], num_processes: int
     trained = (
         _adapter(weights, config, settings, item, sharding) if uses_peft else _whole_model(weights, item, sharding)
     )
+    critic = critic_tensors(weights, str(config.get("model_type")), settings, item, sharding)
+    learners = trained + (critic.trained if critic else [])
     base = _base_bytes(weights, settings, item)
     has_reference = bool(settings.get("beta")) and not uses_peft
     whole = {
         "parameters": base if uses_peft else _bytes(trained),
         "adapter": _bytes(trained) if uses_peft else 0,
-        "gradients": _bytes(trained),
-        "optimizer": _optimizer_bytes(settings, trained, sharding),
+        "critic": critic.frozen + _bytes(critic.trained) if critic else 0,
+        "gradients": _bytes(learners),
+        "optimizer": _optimizer_bytes(settings, learners, sharding),
         "reference": base if has_reference else 0,
     }
     shared = {part: math.ceil(whole[part] / sharding.shares.get(part, 1)) for part in PARTS}
-    words = _words(weights, settings, item, trained, whole)
+    words = _words(weights, settings, item, trained, learners, whole) | {"critic": critic.words if critic else ""}
     shared_by = f"; shared by {num_processes} processes ({sharding.name})"
     return MemoryEstimate(
         **shared,
-        trained=sum(tensor.numel for tensor in trained),
+        trained=sum(tensor.numel for tensor in learners),
         words={part: text + shared_by * (part in sharding.shares) if text else "" for part, text in words.items()},
-        not_counted=(*NEVER_COUNTED, *_also_not_counted(settings, sharding)),
+        not_counted=(*NEVER_COUNTED, *_also_not_counted(settings, sharding, critic is not None)),
     )
 
 
@@ -116,18 +122,24 @@ def size(count: int) -> str:
 
 
 def _words(
-    weights: Weights, settings: Mapping[str, Any], item: int, trained: list[Trained], whole: Mapping[str, int]
+    weights: Weights,
+    settings: Mapping[str, Any],
+    item: int,
+    trained: list[Trained],
+    learners: list[Trained],
+    whole: Mapping[str, int],
 ) -> dict[str, str]:
     """How each part is reckoned; nothing for a part that training has not."""
     bits, beta, kept = _bits(settings), settings.get("beta"), settings.get("lora_modules_to_save")
     count, numel = sum(math.prod(shape) for shape, _ in weights.values()), sum(tensor.numel for tensor in trained)
+    learned = sum(tensor.numel for tensor in learners)
     optim = _optimizer(settings)
     how_stored = f"linear layers in {bits} bits with their scales, the rest in {item} bytes each"
     words = {
         "parameters": f"{count:,} numbers, " + (how_stored if bits else _each(whole["parameters"], count)),
         "adapter": "",
-        "gradients": f"{numel:,} trained numbers, {_each(whole['gradients'], numel)}",
-        "optimizer": f"{optim}: {_each(whole['optimizer'], numel)}"
+        "gradients": f"{learned:,} trained numbers, {_each(whole['gradients'], learned)}",
+        "optimizer": f"{optim}: {_each(whole['optimizer'], learned)}"
         + ("" if knows(optim) else " (a guess: its states are not known here)"),
         "reference": f"the model once more for beta = {beta}" if beta else "",
     }
@@ -142,14 +154,14 @@ def _each(total: int, count: int) -> str:
     return f"{total / max(count, 1):.3g} bytes each"
 
 
-def _also_not_counted(settings: Mapping[str, Any], sharding: Sharding) -> Iterator[str]:
+def _also_not_counted(settings: Mapping[str, Any], sharding: Sharding, counts_critic: bool) -> Iterator[str]:
     """What these settings need besides."""
     if settings.get("use_vllm") and settings.get("vllm_mode", "colocate") == "colocate":
         yield "vLLM in the same process (`vllm_gpu_memory_utilization`)"
     if settings.get("reward_model_name_or_path"):
         yield "the reward model"
-    if settings.get("vf_coef") is not None:
-        yield "the critic: where it is separate a model more with gradients and optimizer, else an adapter or a head"
+    if settings.get("vf_coef") is not None and not counts_critic:
+        yield "the critic, whose model does not lie here: its weights, gradients and optimizer"
     if settings.get("lora_target_parameters"):
         yield "LoRA on `lora_target_parameters`"
     if settings.get("use_dora"):

@@ -7,7 +7,7 @@ from typing import Any
 from trl_algos.errors import ConfigError
 from trl_algos.models.folder import read_json
 
-PARTS = ("parameters", "adapter", "gradients", "optimizer", "reference")
+PARTS = ("parameters", "adapter", "critic", "gradients", "optimizer", "reference")
 """What training holds in memory."""
 
 _OF_ZERO_STAGE = {0: (), 1: ("optimizer",), 2: ("optimizer", "gradients"), 3: PARTS}

@@ -63,10 +63,11 @@ def critic_sources(settings: Settings) -> dict[str, str]:
 def _critic(settings: Settings) -> str:
     form, path, warmup = (settings[name] for name in ("critic", "critic_model_name_or_path", "critic_warmup_steps"))
     trunk = "trains, too" if settings["critic_trunk_gradient"] else "does not train"
+    trained = {None: "", True: ", trained by LoRA", False: ", trained whole"}[settings["critic_use_peft"]]
     forms = {
         None: "adapter where LoRA is trained, else separate",
         "adapter": "adapter: a second LoRA adapter with a value head on the policy's own frozen model",
-        "separate": "separate: a model of its own with a value head",
+        "separate": f"separate: a model of its own with a value head{trained}",
         "shared": f"shared: a value head on the policy's model, whose weights its loss {trunk}",
     }
     start = f", from {path or 'that of the policy'}" if form == "separate" or path else ""

@@ -42,8 +42,9 @@ def build(recipe: Recipe) -> Arguments:
             built["model"].lora_target_modules = recipe.values["lora_target_modules"]
     with _refusals(problems):
         policy = recipe.part("policy")
-        if recipe.values["critic"] is not None:  # which may follow from `use_peft`, a setting of the model's
-            policy["critic"] = recipe.values["critic"]
+        for key in ("critic", "critic_use_peft"):  # which may follow from `use_peft`, a setting of the model's
+            if recipe.values[key] is not None:
+                policy[key] = recipe.values[key]
         if policy.get("parallelism_config") is not None:
             policy["parallelism_config"] = ParallelismConfig(**policy["parallelism_config"])
         if not problems:

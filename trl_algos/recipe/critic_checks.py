@@ -1,16 +1,29 @@
 """What can be found wrong with a recipe's critic: the model or saved critic it starts from, and a checkpoint's."""
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trl_algos.errors import ConfigError
-from trl_algos.models.critic_folder import about_critic, base_problems, critic_folder_problems, is_critic_folder
+from trl_algos.models.critic_folder import (
+    FOLDER,
+    about_critic,
+    adapter_config_problems,
+    adapter_weights,
+    base_problems,
+    critic_folder_problems,
+    is_critic_folder,
+)
 from trl_algos.models.folder import ENCODER, classifier_problem, is_encoder, model_problems, read_json
+from trl_algos.models.lora_shapes import lora_layers
+from trl_algos.models.weight_files import weight_shapes
 from trl_algos.settings.critic import critic_has_lora, has_critic
 
 _KEY = "critic_model_name_or_path"
+_LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora", "use_dora": "use_dora"}
+"""Setting of PEFT's -> that of a recipe."""
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 """Names under which a model's config has the width of its hidden states."""
 
@@ -31,20 +44,54 @@ def critic_problems(values: Mapping[str, Any], policy: str | None) -> Iterator[s
         yield from _start_problems(values, path, policy)
     checkpoint = _checkpoint(values)
     if checkpoint is not None:
-        folder = os.path.join(checkpoint, "critic")
-        for problem in critic_folder_problems(folder, *_form(values), _width_read(values, policy)):
-            yield f"`resume_from_checkpoint`: {problem}"
+        folder = os.path.join(checkpoint, FOLDER)
+        yield from (f"`resume_from_checkpoint`: {problem}" for problem in _folder_problems(values, folder, policy))
 
 
 def _form(values: Mapping[str, Any]) -> tuple[str, bool]:
-    return values["critic"], critic_has_lora(values["critic"], values["use_peft"])
+    return values["critic"], critic_has_lora(values["critic"], values["use_peft"], values["critic_use_peft"])
 
 
 def _saved_problems(values: Mapping[str, Any], path: str, policy: str | None) -> Iterator[str]:
-    problems = critic_folder_problems(path, *_form(values), _width_read(values, policy))
+    problems = _folder_problems(values, path, policy)
     yield from problems
     if not problems:
         yield from base_problems(about_critic(path), path, policy or values["model_name_or_path"])
+
+
+def _folder_problems(values: Mapping[str, Any], folder: str, policy: str | None) -> list[str]:
+    """What keeps the critic in `folder` from being this recipe's, in messages without a key."""
+    problems = critic_folder_problems(folder, *_form(values), _width_read(values, policy))
+    if problems or not about_critic(folder)["lora"]:
+        return problems
+    config = {name: values[key] for name, key in _LORA.items()} | {"rank_pattern": {}, "alpha_pattern": {}}
+    return adapter_config_problems(folder, config) or list(_layer_problems(values, folder, policy))
+
+
+def _layer_problems(values: Mapping[str, Any], folder: str, policy: str | None) -> Iterator[str]:
+    """Where the saved adapter is on other layers than the recipe's, as far as the policy's files tell."""
+    about = about_critic(folder)
+    if policy is None or values["lora_target_parameters"]:
+        return  # the trainer, which has the model, compares all the same
+    if about["form"] == "separate" and os.path.realpath(about["base_model"]) != os.path.realpath(policy):
+        return  # its layers have the policy's names at best
+    try:
+        model_type = str(read_json(Path(policy) / "config.json").get("model_type"))
+        own = _within_blocks(lora_layers(weight_shapes(policy), model_type, values))
+    except ConfigError:  # complained of as a model's folder, or stored in another format
+        return
+    suffix = ".lora_A.weight"
+    names = [name.removesuffix(suffix) for name in adapter_weights(Path(folder)) if name.endswith(suffix)]
+    different = sorted(own ^ _within_blocks(names))
+    if own and different:
+        whose = "this run" if different[0] in own else "the saved critic"
+        yield f"{folder!r} holds an adapter on other layers: {different[0]} is in {whose} alone."
+
+
+def _within_blocks(layers: Iterable[str]) -> set[str]:
+    """Names of `layers` from the block's number on, which are those of every wrapper; none for layers outside."""
+    found = (re.search(r"(?:^|\.)(\w+\.\d+\..*)$", layer) for layer in layers)
+    return {match.group(1) for match in found if match}
 
 
 def _start_problems(values: Mapping[str, Any], path: str, policy: str | None) -> Iterator[str]:

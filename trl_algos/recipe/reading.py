@@ -16,6 +16,7 @@ from trl_algos.errors import ConfigError, nearest
 from trl_algos.recipe import schema
 from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.file import Value, environment, read_files, read_words
+from trl_algos.recipe.renamed import ELSEWHERE
 from trl_algos.recipe.unused import unused_problems
 from trl_algos.settings.critic import critic_form, dropout_problems, form_problems, has_critic, sharding_problems
 from trl_algos.settings.public import is_secret
@@ -137,23 +138,9 @@ def _typed(setting: schema.Setting, written: Value) -> Any:
     return value
 
 
-_ELSEWHERE: Mapping[str, str] = {
-    "num_processes": "belongs to the launcher: `accelerate launch --num_processes N -m trl_algos train RECIPE`",
-    "accelerate_config": "belongs to the launcher: `accelerate launch --config_file FILE -m trl_algos train RECIPE`",
-    "config": "is an option of the command line, which names the recipe",
-    "torch_dtype": "is called `dtype`",
-    "max_prompt_length": "is not part of TRL 1.16: prompts are never cut",
-    "warmup_ratio": "is not part of transformers 5: `warmup_steps` below 1 is a share",
-    "environment_factory": "is an argument of `PolicyTrainer`, for scripts",
-    "rollout_func": "is an argument of `PolicyTrainer`, for scripts",
-    "tools": "is an argument of `PolicyTrainer`, for scripts",
-}
-"""Keys that a user of TRL may look for -> what became of them."""
-
-
 def _unknown_key(key: str) -> str:
-    if key in _ELSEWHERE:
-        return f"`{key}`: {_ELSEWHERE[key]}."
+    if key.replace("-", "_") in ELSEWHERE:
+        return f"`{key}`: {ELSEWHERE[key.replace('-', '_')]}."
     hint = nearest(key.replace("-", "_"), schema.settings()).replace("'", "`")
     return f"`{key}`: there is no such setting.{hint}"
 
@@ -176,7 +163,9 @@ def _resolved(
     rest = {key: value for key, value in values.items() if key not in policy}
     problems += range_problems(rest, {key: setting.default for key, setting in schema.settings().items()})
     values |= rest | resolution.values
-    problems += form_problems(values["critic"], values["use_peft"], values["critic_model_name_or_path"])
+    own_lora = values["critic_use_peft"] if has_critic(resolution.values) else None  # else it has been refused
+    told = values["critic"], values["use_peft"], values["critic_model_name_or_path"], own_lora
+    problems += form_problems(*told)
     if has_critic(resolution.values):
         form = critic_form(values["critic"], values["use_peft"])
         problems += dropout_problems(form, resolution.values["disable_dropout"])
@@ -200,6 +189,8 @@ def _work_out(values: dict[str, Any], num_processes: int) -> dict[str, str]:
         sources["bf16"], values["bf16"] = "fp16", not values["fp16"]
     if values["critic"] is None and has_critic(values):
         sources["critic"], values["critic"] = "use_peft", critic_form(None, values["use_peft"])
+    if values["critic"] == "separate" and values["critic_use_peft"] is None and has_critic(values):
+        sources["critic_use_peft"], values["critic_use_peft"] = "use_peft", bool(values["use_peft"])
     return {key: "default" if source == "default" else f"follows from `{source}`" for key, source in sources.items()}
 
 

@@ -19,6 +19,7 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("entropy (nats per token)", ("entropy",)),
     ("completion length (tokens)", ("completions/mean_length",)),
     ("clip fraction", ("clip_ratio/region_mean",)),
+    ("explained variance of the returns", ("value/explained_variance",)),
 )
 """Title of each panel and the logged metrics that it shows."""
 

@@ -18,6 +18,7 @@ SHOWN = {
     "entropy": "entropy",
     "clip_ratio/region_mean": "clip",
     "completions/mean_length": "length",
+    "value/explained_variance": "explained",
 }
 """Logged metric -> what it is called here."""
 
@@ -29,7 +30,7 @@ LINE_SHARE = 0.05
 
 
 class ProgressBar(TrainerCallback):
-    """Shows steps, time left, and the last logged reward, KL, entropy, clip fraction, length and tokens per second.
+    """Shows steps, time left, tokens per second, and the last value of each metric in `SHOWN` that is logged.
 
     On the first process, on the standard error stream; `disable_tqdm: true` silences it. Where completions are
     printed too (`log_completions`), lines take the place of the bar, which the tables would tear.

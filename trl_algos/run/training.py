@@ -40,6 +40,7 @@ from trl_algos.run.metrics_log import MetricsLog
 from trl_algos.run.plots import plot_run
 from trl_algos.run.progress import ProgressBar
 from trl_algos.run.sampling_table import sampling_table
+from trl_algos.settings.critic import critic_stands_alone
 from trl_algos.settings.public import public_settings
 from trl_algos.settings.trainer_checks import launched_processes
 from trl_algos.trainers import PolicyTrainer, PPOTrainer
@@ -216,6 +217,14 @@ def _report(
         console.print(_held_out_table(before, after))
     console.print(sampling_table(sampling))
     console.print(f"Trained {steps} steps in {seconds:.0f} s. Model, {SUMMARY_FILE} and plots: {folder}")
+    if isinstance(trainer, PPOTrainer) and critic_stands_alone(settings):
+        console.print(_CRITIC_ALONE.format(trainer.critic_folder(folder)))
+
+
+_CRITIC_ALONE = (
+    "The policy is unchanged, since `critic_warmup_steps` is all of `max_steps`. To train both from here, set "
+    "`critic_model_name_or_path` to {}, fewer `critic_warmup_steps` and another `output_dir`."
+)
 
 
 def _means(held_out: HeldOut) -> dict[str, dict[str, float]]:

@@ -7,18 +7,18 @@ from typing import Any
 from trl_algos.algorithms import (
     ALGORITHMS,
     CRITIC_DEFAULTS,
-    CRITIC_FORMS,
     Algorithm,
     advantage_estimators,
     advantage_needs,
 )
 from trl_algos.errors import ConfigError, unknown_name
-from trl_algos.models.critic_folder import about_critic, critic_folder_problems, is_critic_folder
+from trl_algos.models.critic_folder import CRITIC_FORMS, about_critic, critic_folder_problems, is_critic_folder
 from trl_algos.settings.resolved import Resolution, of_row
 
 CRITIC_SETTINGS = (
     "critic",
     "critic_model_name_or_path",
+    "critic_use_peft",
     "critic_trunk_gradient",
     "critic_learning_rate",
     "critic_max_grad_norm",
@@ -138,17 +138,27 @@ def critic_form(critic: str | None, uses_lora: bool) -> str:
     return critic or ("adapter" if uses_lora else "separate")
 
 
-def form_problems(critic: str | None, uses_lora: bool, path: str | None = None) -> Iterator[str]:
+def form_problems(
+    critic: str | None, uses_lora: bool, path: str | None = None, own_lora: bool | None = None
+) -> Iterator[str]:
     """A message where the form does not fit how the policy is trained, or the saved critic that it starts from.
 
     Args:
         critic: the setting; None where it was not set.
         uses_lora: whether the policy trains a LoRA adapter.
         path: the setting `critic_model_name_or_path`.
+        own_lora: the setting `critic_use_peft`.
     """
     form = critic_form(critic, uses_lora)
-    if is_critic_folder(path) and (critic != "adapter" or uses_lora):
-        for problem in critic_folder_problems(str(path), form, critic_has_lora(form, uses_lora)):
+    if own_lora is not None and form != "separate":
+        yield f"`critic_use_peft`: {own_lora!r} is used by `critic: separate` alone, but the critic here is {form}."
+    elif own_lora and not uses_lora:
+        yield (
+            "`critic_use_peft`: true has no LoRA to be like: the policy is trained whole; set `use_peft` (in a script "
+            "`peft_config`), or leave it out."
+        )
+    elif is_critic_folder(path) and (critic != "adapter" or uses_lora):
+        for problem in critic_folder_problems(str(path), form, critic_has_lora(form, uses_lora, own_lora)):
             yield f"`critic_model_name_or_path`: {problem}"
     if critic == "adapter" and not uses_lora:
         yield (
@@ -157,9 +167,9 @@ def form_problems(critic: str | None, uses_lora: bool, path: str | None = None) 
         )
 
 
-def critic_has_lora(form: str, uses_lora: bool) -> bool:
-    """Whether a critic of this form has an adapter of its own; arguments as of `critic_form`."""
-    return form == "adapter" or (form == "separate" and uses_lora)
+def critic_has_lora(form: str, uses_lora: bool, own_lora: bool | None = None) -> bool:
+    """Whether a critic of this form has an adapter of its own; arguments as of `form_problems`."""
+    return form == "adapter" or (form == "separate" and (uses_lora if own_lora is None else own_lora))
 
 
 def critic_stands_alone(values: Mapping[str, Any]) -> bool:

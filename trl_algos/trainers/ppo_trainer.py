@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from trl_algos.config import PolicyConfig
 from trl_algos.core import gae, length_adaptive_lambda, masked_sum, value_loss
 from trl_algos.errors import ConfigError
+from trl_algos.models.critic_folder import FOLDER, HELD_BACK
 from trl_algos.settings.critic import dropout_problems
-from trl_algos.trainers.critic.files import check_critic, restore_critic, save_critic, vocabulary_digest
+from trl_algos.trainers.critic.files import check_critic, hold_back, restore_critic, save_critic, vocabulary_digest
 from trl_algos.trainers.critic.forms import Critic
 from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction, value_metrics
@@ -47,6 +48,13 @@ from trl_algos.trainers.policy_trainer import PolicyTrainer
 from trl_algos.trainers.recording import check_grad_norm, finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
 
+FORMER_ARGUMENTS = {
+    "ref_model": "the reference is `model` as it starts, wherever `beta` is above 0: leave it out",
+    "reward_model": "pass it in `reward_funcs`, which takes models and functions",
+    "value_model": "set `critic_model_name_or_path` in `args` to its folder or id",
+}
+"""Argument of TRL's former `PPOTrainer` -> what to do instead."""
+
 
 class PPOTrainer(PolicyTrainer):
     """Trains a causal language model and its critic with a row of `trl_algos.ALGORITHMS` that needs one.
@@ -59,12 +67,15 @@ class PPOTrainer(PolicyTrainer):
 
     Raises:
         ConfigError: the critic cannot be had, or not with this policy.
+        TypeError: an argument is one of TRL's former `PPOTrainer`.
     """
 
     provides: ClassVar[tuple[str, ...]] = ("critic",)
     lr_scheduler: Any
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: PolicyConfig | None = None, **kwargs: Any) -> None:
+        for name in FORMER_ARGUMENTS.keys() & kwargs.keys():
+            raise TypeError(f"`{name}` is an argument of TRL's former PPOTrainer; here {FORMER_ARGUMENTS[name]}.")
         args = PolicyConfig(algorithm="ppo") if args is None else args
         super().__init__(model, reward_funcs, args, **kwargs)
         self.critic_form = args.critic_form(is_peft_model(self.model))
@@ -75,14 +86,19 @@ class PPOTrainer(PolicyTrainer):
         # TRL draws and samples by this attribute; who sits out which passes is in `learners`.
         self.num_iterations = max(args.num_iterations, int(args.critic_num_iterations or 0))
         self.learners = Learners()
+        self.was_pushed = False  # True once somebody has called `push_to_hub`, which needs no setting
 
     def _open_window(self, batches: list[Any]) -> None:
-        super()._open_window(batches)
         passed = self._step // int(self.args.steps_per_generation or 1) % self.num_iterations
         self.learners = learners(self.args, self.state.global_step, passed)
         self.critic.alone = not self.learners.policy
+        super()._open_window(batches)
         if is_sharded(self) and 0 < self.state.global_step == self.args.critic_warmup_steps:
             forget_policy(self.optimizer)  # which saw gradients of 0: elsewhere there are none
+
+    def _update_kl_controller(self, kl_per_sequence: float, sequences: int) -> None:
+        """Log the coefficient, and move it by the KL of those steps alone that move the policy."""
+        super()._update_kl_controller(kl_per_sequence, sequences if self.learners.policy else 0)
 
     # Values, and what they are taught
 
@@ -105,8 +121,10 @@ class PPOTrainer(PolicyTrainer):
     def _returns(self, rollout: Rollout) -> Tensor:
         values, mask = _present(rollout.values), rollout.mask * rollout.scorable[:, None]
         told = rollout.token_rewards, values, mask, self.args.gamma
-        _, returns = gae(*told, self.args.critic_gae_lambda, rollout.bootstrap)
-        advantages, _ = gae(*told, self._policy_lambda(rollout), rollout.bootstrap)
+        own, policys = self.args.critic_gae_lambda, self._policy_lambda(rollout)
+        advantages, returns = gae(*told, own, rollout.bootstrap)
+        if isinstance(policys, Tensor) or policys != own:
+            advantages, _ = gae(*told, policys, rollout.bootstrap)
         self.append_metrics(value_metrics(values, returns, advantages, mask))
         return torch.where(rollout.scorable[:, None], returns, torch.nan)
 
@@ -123,7 +141,7 @@ class PPOTrainer(PolicyTrainer):
         if "old_values" not in inputs:
             return super().score(model, inputs, batch_size)
         if not self._learning.critic:
-            recorder = ValueRecorder(model, "none")
+            recorder = ValueRecorder(model, "policy")
             return super().score(recorder, inputs, batch_size)._replace(values=recorder.zero())
         recorder = ValueRecorder(model)
         scores = super().score(recorder, inputs, batch_size)
@@ -227,8 +245,19 @@ class PPOTrainer(PolicyTrainer):
 
     def critic_folder(self, folder: str | Path) -> Path:
         """Where `folder` holds the critic; what is in the output folder is pushed, unless its name starts with `_`."""
-        kept_back = self.args.push_to_hub and not self.args.push_critic
-        return Path(folder) / ("_critic" if kept_back and Path(folder) == Path(self.args.output_dir) else "critic")
+        pushes = self.args.push_to_hub or self.was_pushed
+        is_pushed = pushes and Path(folder).resolve() == Path(self.args.output_dir).resolve()
+        return Path(folder) / (HELD_BACK if is_pushed and not self.args.push_critic else FOLDER)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's upload of the output folder, into which `push_critic` alone lets the critic."""
+        self.was_pushed = True
+        return super().push_to_hub(*args, **kwargs)  # which saves first
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self.args.push_critic:  # and an earlier run left one: this one has saved none there yet
+            hold_back(Path(self.args.output_dir))
+        super()._push_from_checkpoint(checkpoint_folder)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         # An engine is sent all tensors of the tree; without one a backend that shards looks for its modules there.
@@ -243,8 +272,10 @@ class PPOTrainer(PolicyTrainer):
                 names = self.model.state_dict().keys()
                 state_dict = {name: tensor for name, tensor in state_dict.items() if name in names}
             super()._save(output_dir, state_dict)
-        digest = vocabulary_digest(self.processing_class)
-        save_critic(self.critic, self.critic_folder(output_dir), self.args.should_save, digest)
+        digest, folder = vocabulary_digest(self.processing_class), self.critic_folder(output_dir)
+        if folder.name == HELD_BACK and self.args.should_save:
+            hold_back(folder.parent)
+        save_critic(self.critic, folder, self.args.should_save, digest)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_with_critic(resume_from_checkpoint, super()._load_from_checkpoint, resume_from_checkpoint, model)

@@ -5,6 +5,7 @@ The files are listed in `trl_algos/models/critic_folder.py`.
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ from trl_algos.models.critic_folder import (
     ADAPTER_CONFIG,
     ADAPTER_FOLDER,
     ADAPTER_WEIGHTS,
+    FOLDER,
     HEAD_FILE,
+    HELD_BACK,
     about_critic,
+    adapter_config_problems,
     adapter_weights,
+    config_differences,
     critic_folder_problems,
     written_about,
 )
@@ -33,7 +38,6 @@ from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCriti
 from trl_algos.trainers.critic.head import ValueHead
 from trl_algos.trainers.critic.sharded import whole, whole_shape
 
-_SAME_ADAPTER = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 _SAME_TRUNK = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
 
 
@@ -65,11 +69,20 @@ def save_critic(critic: Critic, folder: Path, writes: bool, vocabulary: str | No
     text = written_about(
         form=critic.form,
         lora=adapted is not None,
-        dtype=str(critic.base.dtype).removeprefix("torch."),
+        dtype=str(_dtype(critic, adapted)).removeprefix("torch."),
         base_model=_base_path(critic),
         vocabulary=vocabulary,
     )
     (folder / ABOUT_FILE).write_text(text)
+
+
+def hold_back(output: Path) -> None:
+    """Rename a critic that lies in `output`, whole or not, so that no upload of the folder takes it along."""
+    old, new = output / FOLDER, output / HELD_BACK
+    if any((old / name).is_file() for name in (ABOUT_FILE, HEAD_FILE)):
+        if new.is_dir():
+            shutil.rmtree(new)
+        old.rename(new)
 
 
 def check_critic(critic: Critic, folder: Path, key: str, vocabulary: str | None = None) -> None:
@@ -94,7 +107,9 @@ def check_critic(critic: Critic, folder: Path, key: str, vocabulary: str | None 
             problems = _adapter_problems(adapted, folder)
         elif isinstance(critic, SeparateCritic):
             saved = read_json(folder / "config.json")
-            problems = _differences(saved, critic.trunk.config.to_dict(), _SAME_TRUNK, str(folder / "config.json"))
+            problems = config_differences(
+                saved, critic.trunk.config.to_dict(), _SAME_TRUNK, str(folder / "config.json")
+            )
     if problems:
         raise ConfigError([f"`{key}`: {problem}" for problem in problems])
 
@@ -113,20 +128,11 @@ def restore_critic(critic: Critic, folder: Path, key: str = "resume_from_checkpo
         critic.trunk.load_state_dict(saved.state_dict())
 
 
-def _differences(saved: dict[str, Any], own: dict[str, Any], names: tuple[str, ...], where: str) -> list[str]:
-    """A message for the first of the settings called `names` that is not the same."""
-    for name in names:
-        if saved.get(name) is not None and saved[name] != own.get(name):
-            return [f"{where} says `{name}` {saved[name]!r}, but in this run it is {own.get(name)!r}."]
-    return []
-
-
 def _adapter_problems(model: Any, folder: Path) -> list[str]:
     """Where the saved adapter has another rank, scale or other layers than that of the run."""
     from peft import get_peft_model_state_dict
 
-    path = folder / ADAPTER_FOLDER / ADAPTER_CONFIG
-    problems = _differences(read_json(path), model.peft_config[NAME].to_dict(), _SAME_ADAPTER, str(path))
+    problems = adapter_config_problems(folder, model.peft_config[NAME].to_dict())
     if problems:
         return problems
     weights = get_peft_model_state_dict(model, model.state_dict(keep_vars=True), adapter_name=NAME)
@@ -212,6 +218,12 @@ def _adapted(critic: Critic) -> Any:
     if isinstance(critic, AdapterCritic):
         return critic.policy
     return critic.trunk if isinstance(critic, SeparateCritic) and is_peft_model(critic.trunk) else None
+
+
+def _dtype(critic: Critic, adapted: Any) -> torch.dtype:
+    """Precision of the model below the head: the frozen policy's, unless the critic trains a model whole."""
+    model = critic.trunk if isinstance(critic, SeparateCritic) and adapted is None else critic.base
+    return model.dtype
 
 
 def _base_path(critic: Critic) -> str:

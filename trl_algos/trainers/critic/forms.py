@@ -1,9 +1,10 @@
 """The forms of a critic, which all live inside the policy's module tree, and the one forward pass they share with it.
 
-The forward of the policy takes one keyword more, `with_values`: absent, it is the policy's own; True, it returns the
-policy's output and the values, so that a wrapper such as DDP sees one forward for one backward; "only" gives the
-values alone, for scoring and for a step that trains the critic alone; "none" the policy's output and 0, for a step
-that trains the policy alone. A wrapper waits for a gradient of every parameter: what a step does not train gets 0.
+The forward of the policy takes one keyword more, `with_values`: absent or None, it is the policy's own; "both", it
+returns the policy's output and the values, so that a wrapper such as DDP sees one forward for one backward; "values"
+gives the values alone, for scoring and for a step that trains the critic alone; "policy" the policy's output and 0,
+for a step that trains the policy alone. A wrapper waits for a gradient of every parameter: what a step does not train
+gets 0.
 Values are (B, L), of the state after each token of the input.
 """
 
@@ -39,14 +40,16 @@ class Critic:
         policy_forward = base.forward
 
         @functools.wraps(policy_forward)  # whose signature `generate` looks at
-        def forward(*args: Any, with_values: bool | str | None = None, **kwargs: Any) -> Any:
+        def forward(*args: Any, with_values: str | None = None, **kwargs: Any) -> Any:
             if with_values is None:
                 return policy_forward(*args, **kwargs)
-            if with_values == "only":
+            if with_values == "values":
                 values = self.values(kwargs["input_ids"], kwargs["attention_mask"])
                 return values + self._nothing(of_critic=False) if torch.is_grad_enabled() else values
-            if with_values == "none":
+            if with_values == "policy":
                 return policy_forward(*args, **kwargs), self._nothing(of_critic=True)
+            if with_values != "both":
+                raise ValueError(f"`with_values`: {with_values!r} is not one of both, values, policy or None.")
             return self._with_policy(policy_forward, *args, **kwargs)
 
         base.forward = forward

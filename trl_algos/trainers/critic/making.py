@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import about_critic, base_problems, is_critic_folder
 from trl_algos.models.folder import ENCODER, classifier_problem, is_encoder
+from trl_algos.settings.critic import critic_has_lora
 from trl_algos.trainers.critic.adapters import NAME, adapter_layers, base_model, lora_config
 from trl_algos.trainers.critic.files import check_critic, restore_critic, vocabulary_digest
 from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCritic, SharedCritic
@@ -70,14 +71,17 @@ def _separate(trainer: "PPOTrainer", base: Any, device: torch.device, about: dic
         raise ConfigError([f"`{KEY}`: not set, and the policy was not loaded from anywhere."])
     if getattr(base, "quantization_method", None) is not None:
         raise ConfigError(["`critic`: 'separate' is not to be had with a quantised policy; take adapter or shared."])
+    has_lora = critic_has_lora("separate", is_peft_model(policy), args.critic_use_peft)
+    # Weights that train beside a frozen policy have the precision of LoRA's own, not that of what is frozen.
+    dtype = torch.float32 if is_peft_model(policy) and not has_lora else base.dtype
     kwargs: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
     if path == base.config._name_or_path:
         kwargs["revision"] = (args.model_init_kwargs or {}).get("revision") or "main"
     with loading_like_policy(trainer):
-        trunk, head = _loaded(path, base, kwargs)
+        trunk, head = _loaded(path, base, dtype, kwargs)
     _check_vocabulary(path, trunk, trainer.processing_class, kwargs)
     _disable_dropout(trunk)
-    if is_peft_model(policy):
+    if has_lora:
         from peft import get_peft_model
 
         config = lora_config(policy)
@@ -90,7 +94,7 @@ def _separate(trainer: "PPOTrainer", base: Any, device: torch.device, about: dic
     return SeparateCritic(base, trunk.to(device).train(), head.to(device))
 
 
-def _loaded(path: str, base: Any, kwargs: dict[str, Any]) -> tuple[Any, ValueHead]:
+def _loaded(path: str, base: Any, dtype: torch.dtype, kwargs: dict[str, Any]) -> tuple[Any, ValueHead]:
     """Trunk and head; the head of a reward model goes on as the value head.
 
     Raises:
@@ -103,7 +107,7 @@ def _loaded(path: str, base: Any, kwargs: dict[str, Any]) -> tuple[Any, ValueHea
         problem = classifier_problem(config.to_dict() | {"num_labels": config.num_labels})
         if problem is not None:
             raise ConfigError([f"`{KEY}`: {path!r} is {problem}"])
-        kwargs = kwargs | {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
+        kwargs = kwargs | {"dtype": dtype, "attn_implementation": base.config._attn_implementation}
         head = ValueHead(config.get_text_config().hidden_size)
         scores = any("ForSequenceClassification" in name for name in config.architectures or ())
         if not scores:

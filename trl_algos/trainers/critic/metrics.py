@@ -30,7 +30,7 @@ def value_metrics(values: Tensor, returns: Tensor, advantages: Tensor, mask: Ten
 def clip_fraction(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip_range: float | None
 ) -> Tensor:
-    """0-d share of the tokens whose value is held back by the clip; arguments as of `value_loss`."""
+    """0-d share of tokens whose clipped error is the larger one, which teach nothing; arguments as of `value_loss`."""
     if clip_range is None:
         return torch.zeros((), device=values.device)
     clipped = old_values + (values.detach() - old_values).clamp(-clip_range, clip_range)

@@ -20,7 +20,7 @@ class ValueRecorder:
         with_values: what the model is asked for: see `forms.py`.
     """
 
-    def __init__(self, model: Any, with_values: bool | str = True) -> None:
+    def __init__(self, model: Any, with_values: str = "both") -> None:
         self._model, self._asked = model, with_values
         self._values: list[Tensor] = []
 
@@ -49,7 +49,7 @@ def values_alone(trainer: "PPOTrainer", model: Any, inputs: dict[str, Any]) -> T
         return cast(Tensor, scores.values) + 0.0 * scores.logps.sum()
     input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    values = model(input_ids=input_ids, attention_mask=attention_mask, with_values="only")
+    values = model(input_ids=input_ids, attention_mask=attention_mask, with_values="values")
     return values[:, -inputs["completion_ids"].shape[1] - 1 : -1]
 
 
@@ -66,7 +66,7 @@ def sampling_values(trainer: "PPOTrainer", output: dict[str, Any]) -> tuple[Tens
     with torch.no_grad(), trainer.accelerator.autocast():
         values = torch.cat(
             [
-                trainer.model(input_ids=ids, attention_mask=kept, with_values="only")
+                trainer.model(input_ids=ids, attention_mask=kept, with_values="values")
                 for ids, kept in zip(input_ids.split(rows), attention_mask.split(rows), strict=True)
             ]
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
@@ -38,6 +39,11 @@ def backend_problems(trainer: "PPOTrainer") -> Iterator[str]:
         )
         yield from joint_clipping_problems(args.max_grad_norm, args.critic_max_grad_norm)
     if is_sharded(trainer):
+        if args.critic_use_peft is False and is_peft_model(trainer.model):
+            yield (
+                "`critic_use_peft`: false beside a policy with LoRA is not supported where DeepSpeed or FSDP shards "
+                "what is trained; leave it out."
+            )
         yield from shared_passes_problems(args.num_iterations, args.critic_num_iterations)
     if trainer.is_fsdp_enabled:
         plugin = state.fsdp_plugin
