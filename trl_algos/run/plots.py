@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("reward",)),
+    ("reward of all that was sampled", ("sampling/reward",)),
     ("KL to the reference (nats)", ("kl",)),
     ("KL of the update (nats)", ("policy/approx_kl",)),
     ("entropy (nats per token)", ("entropy",)),
