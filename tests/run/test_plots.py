@@ -35,14 +35,14 @@ ALL_KEYS = [key for _, keys in PANELS for key in keys]
     ("log", "rows"),
     [
         (entries(ALL_KEYS), 3),
-        (entries([key for key in ALL_KEYS if key != "kl"]), 2),
+        (entries([key for key in ALL_KEYS if key not in ("kl", "sampling/reward")]), 2),
         (entries(["reward"]), 1),
         (entries(["reward"], steps=1), 1),
         ([], 1),
         ([{"step": 5, "train_runtime": 3.2}], 1),
         ([*entries(["reward"]), {"step": 30, "reward": None, "kl": None}, {"step": 30, "eval_reward": 1.0}], 1),
     ],
-    ids=["all", "without KL", "reward alone", "one step", "empty", "summary alone", "None and evaluation"],
+    ids=["all", "without two", "reward alone", "one step", "empty", "summary alone", "None and evaluation"],
 )
 def test_a_png_of_fitting_size(tmp_path: Path, log: list[dict[str, float]], rows: int):
     """Three columns of 4.2 inches and rows of 2.9, at 110 dots per inch."""
@@ -236,7 +236,7 @@ def test_an_output_that_cannot_be_written_is_told(tmp_path: Path):
 
 def test_runs_that_logged_nothing_to_draw_are_told(tmp_path: Path):
     (problem,) = problems([make_run(tmp_path / "one", [{"step": 1, "loss": 1.0}])])
-    assert problem.startswith("`metrics`: these runs logged none of reward, kl, ")
+    assert problem.startswith("`metrics`: these runs logged none of reward, sampling/reward, kl, ")
 
 
 def test_seeds_without_common_steps_are_told(tmp_path: Path):
