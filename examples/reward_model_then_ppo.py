@@ -5,8 +5,8 @@ scores completions, and it is what the critic of PPO starts from. Which sums are
 
 Run: python examples/reward_model_then_ppo.py    # about a minute of one CPU core
 
-On prompts that nothing here has seen the reward model puts 0.955 of the pairs the right way round, and the share of
-sampled sums that are right goes from 0.326 to 0.592.
+On prompts that nothing here has seen the reward model puts 0.979 of the pairs the right way round, and the share of
+sampled sums that are right goes from 0.326 to 0.612.
 """
 
 import argparse

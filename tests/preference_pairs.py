@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import tiny
+import torch
 from datasets import Dataset
+from transformers import LlamaForSequenceClassification
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False, "disable_tqdm": True}
 
@@ -42,3 +45,16 @@ def batch(trainer: Any, places: list[int] | None = None) -> dict[str, Any]:
 
 def gradients(model: Any) -> dict[str, Any]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def classifier(seed: int = 0) -> LlamaForSequenceClassification:
+    """A tiny reward model whose scores are far apart."""
+    torch.manual_seed(seed)
+    config = tiny.llama().config
+    config.num_labels = 1
+    model = LlamaForSequenceClassification(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2 and "embed" not in name:
+                parameter.mul_(4.0)
+    return model

@@ -19,7 +19,7 @@ from trl_algos.trainers.preference import pairs as pairs_source
 TRL = {"DPOTrainer": DPOTrainer, "RewardTrainer": RewardTrainer}
 OURS = {"DPOTrainer": PreferenceTrainer, "RewardTrainer": BradleyTerryTrainer}
 MODULES = (preference_trainer, bradley_terry_trainer, pairs_source, reward_head, held_out_pairs)
-PUBLIC_OF_TRANSFORMERS = {"accelerator", "args", "eval_dataset", "model", "processing_class"}
+PUBLIC_OF_TRANSFORMERS = {"accelerator", "args", "eval_dataset", "model", "processing_class", "train"}
 METHODS = [(trainer, name) for trainer, methods in _compat.PREFERENCE_TRAINER_METHODS.items() for name in methods]
 
 

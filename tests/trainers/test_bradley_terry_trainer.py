@@ -8,31 +8,19 @@ import tiny
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import RewardConfig, RewardTrainer
 
-from trl_algos import BradleyTerryConfig, BradleyTerryTrainer
+from trl_algos import BradleyTerryConfig, BradleyTerryTrainer, PolicyConfig, PolicyTrainer
 from trl_algos.core import pair_calibration
 from trl_algos.errors import ConfigError
 
 CHAT = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
 
 
-def classifier(seed=0):
-    torch.manual_seed(seed)
-    config = tiny.llama().config
-    config.num_labels = 1
-    model = LlamaForSequenceClassification(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 2 and "embed" not in name:
-                parameter.mul_(4.0)
-    return model
-
-
 def trainer_of(folder, model=None, rows=None, eval_rows=None, tokenizer=None, peft_config=None, **settings):
     made = BradleyTerryTrainer(
-        model or classifier(),
+        model or pairs.classifier(),
         BradleyTerryConfig(**pairs.settings(folder, **settings)),
         train_dataset=pairs.dataset(rows),
         eval_dataset=pairs.dataset(eval_rows) if isinstance(eval_rows, list) else eval_rows,
@@ -67,7 +55,7 @@ def test_loss_and_gradient_are_those_of_the_formula(tmp_path):
     loss = loss_of(trainer)
     loss.backward()
     found = pairs.gradients(trainer.model)
-    model = classifier()
+    model = pairs.classifier()
     chosen, rejected = scores(model, trainer.train_dataset)
     margin = torch.tensor([0.0, 0.3, 0.6, 0.9])
     share = 0.9 * torch.tensor([1.0, 0.5, 0.8, 0.0]) + 0.1 * torch.tensor([0.0, 0.5, 0.2, 1.0])
@@ -87,7 +75,7 @@ def test_parity_with_trl(coefficient, tmp_path):
     ]
     ours = trainer_of(tmp_path / "a", rows=rows, center_rewards_coefficient=coefficient)
     theirs = RewardTrainer(
-        classifier(),
+        pairs.classifier(),
         RewardConfig(**pairs.settings(tmp_path / "b", center_rewards_coefficient=coefficient)),
         train_dataset=pairs.dataset(rows),
         processing_class=tiny.tokenizer(),
@@ -105,7 +93,7 @@ def test_composition_of_the_batch_changes_nothing(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head", [-1e5, 1e5])
 def test_extreme_scores_are_finite(head, dtype, tmp_path):
-    model = classifier()
+    model = pairs.classifier()
     with torch.no_grad():
         model.score.weight.mul_(head)
     trainer = trainer_of(tmp_path, model.to(dtype), label_smoothing=0.1)
@@ -216,7 +204,7 @@ def test_a_stream_is_checked_and_sifted_as_it_is_read(tmp_path):
 
     def stream(rows):
         return BradleyTerryTrainer(
-            classifier(),
+            pairs.classifier(),
             BradleyTerryConfig(**pairs.settings(tmp_path)),
             train_dataset=Dataset.from_list(rows).to_iterable_dataset(),
             processing_class=tiny.tokenizer(),
@@ -239,14 +227,14 @@ def test_the_head_is_trained_and_saved_without_being_named(task_type, tmp_path):
     config = lora(task_type=task_type)
     trainer = trainer_of(tmp_path / "run", peft_config=config, learning_rate=1e-1)
     assert config.task_type == task_type
-    before = classifier().score.weight.detach()
+    before = pairs.classifier().score.weight.detach()
     trainer.train()
     trainer.save_model()
     rows = list(trainer.train_dataset)
     inputs = tiny.tokenizer().pad({"input_ids": [row["chosen_ids"] for row in rows]}, return_tensors="pt")
     with torch.no_grad():
         old = trainer.model.eval()(**inputs).logits
-        base = classifier()
+        base = pairs.classifier()
         with torch.random.fork_rng():
             base.score.reset_parameters()  # another head than the one it was trained from
         assert not torch.equal(base.score.weight, before)
@@ -257,7 +245,7 @@ def test_the_head_is_trained_and_saved_without_being_named(task_type, tmp_path):
 
 
 def test_an_adapter_whose_head_stays_as_it_was_drawn_is_refused(tmp_path):
-    model = get_peft_model(classifier(), lora())
+    model = get_peft_model(pairs.classifier(), lora())
     with pytest.raises(ConfigError, match="does not train the score head"):
         trainer_of(tmp_path, model)
 
@@ -284,7 +272,7 @@ def test_held_out_figures_are_over_all_pairs(tmp_path):
     trainer = trainer_of(tmp_path, eval_rows=rows)
     metrics = trainer.evaluate()
     with torch.no_grad():
-        chosen, rejected = scores(classifier(), trainer.eval_dataset)
+        chosen, rejected = scores(pairs.classifier(), trainer.eval_dataset)
     better = torch.stack([chosen[0], chosen[1], rejected[2], chosen[3]])
     worse = torch.stack([rejected[0], rejected[1], chosen[2], rejected[3]])
     expected = pair_calibration(better, worse)
@@ -304,8 +292,8 @@ def test_several_held_out_sets_are_told_apart_and_count_together(tmp_path):
     trainer = trainer_of(tmp_path, eval_rows=sets)
     metrics = trainer.evaluate()
     with torch.no_grad():
-        chosen, rejected = scores(classifier(), trainer.eval_dataset["one"])
-        chosen_two, rejected_two = scores(classifier(), trainer.eval_dataset["two"])
+        chosen, rejected = scores(pairs.classifier(), trainer.eval_dataset["one"])
+        chosen_two, rejected_two = scores(pairs.classifier(), trainer.eval_dataset["two"])
     assert metrics["eval_one_accuracy"] == pytest.approx((chosen > rejected).float().mean().item())
     assert metrics["eval_two_accuracy"] == pytest.approx((chosen_two > rejected_two).float().mean().item())
     everything = torch.cat([chosen, rejected, chosen_two, rejected_two])
@@ -338,7 +326,7 @@ def test_resuming_gives_the_uninterrupted_run(tmp_path):
     straight = run(tmp_path / "a", save_strategy="steps", save_steps=2)
     resumed = run(tmp_path / "b", str(Path(tmp_path / "a" / "checkpoint-2")))
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
-    assert not torch.equal(straight["score.weight"], classifier().score.weight)
+    assert not torch.equal(straight["score.weight"], pairs.classifier().score.weight)
 
 
 def test_the_tokenizer_and_the_head_come_from_a_folder(model_folder, tmp_path):
@@ -349,3 +337,25 @@ def test_the_tokenizer_and_the_head_come_from_a_folder(model_folder, tmp_path):
     trainer.train()
     assert trainer.processing_class.pad_token == "<pad>"
     assert trainer.model.config.num_labels == 1
+
+
+def test_the_score_is_the_same_in_its_trainer_alone_and_inside_rl(tmp_path):
+    """Against the score of each text by itself."""
+    trainer = trainer_of(tmp_path / "rm", max_steps=1, learning_rate=1e-3)
+    trainer.train()
+    trainer.save_model()
+    rows = list(trainer.train_dataset)
+    with torch.no_grad():
+        expected, _ = scores(trainer.model.eval(), rows)
+    policy = PolicyTrainer(
+        tiny.llama(),
+        str(tmp_path / "rm"),
+        args=PolicyConfig(str(tmp_path), algorithm="reinforce", max_completion_length=8, max_steps=1, **pairs.CPU),
+        train_dataset=tiny.prompts(),
+        processing_class=tiny.tokenizer(),
+    )
+    prompts, completions = ([row[key] for row in pairs.ROWS] for key in ("prompt", "chosen"))
+    found = policy._calculate_rewards(
+        [{"prompt": prompt} for prompt in prompts], prompts, completions, [[2]] * len(prompts)
+    )
+    torch.testing.assert_close(found[:, 0], expected, rtol=1e-5, atol=1e-5)

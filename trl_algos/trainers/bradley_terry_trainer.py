@@ -12,6 +12,7 @@ from trl_algos.errors import ConfigError
 from trl_algos.preference_config import BradleyTerryConfig
 from trl_algos.trainers.preference.held_out_pairs import HeldOutPairs, Scores, joined
 from trl_algos.trainers.preference.pairs import SIDES, checked_pairs, row_count, score_judge, teaching_pairs
+from trl_algos.trainers.preference.processes import forget_evaluation
 from trl_algos.trainers.preference.reward_head import (
     check_head,
     loaded_tokenizer,
@@ -91,6 +92,11 @@ class BradleyTerryTrainer(RewardTrainer):
             **kwargs,
         )
         check_head(self.model)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, on all processes whatever was evaluated before."""
+        forget_evaluation(self)
+        return super().train(*args, **kwargs)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         tokenised = set(ID_SIDES) <= set(next(iter(dataset), {}))

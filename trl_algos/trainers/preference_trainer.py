@@ -10,6 +10,7 @@ from trl_algos.core import nll_per_token
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
 from trl_algos.trainers.preference.pairs import checked_pairs, policy_judge, row_count, teaching_pairs
+from trl_algos.trainers.preference.processes import forget_evaluation
 
 
 class PreferenceTrainer(DPOTrainer):
@@ -37,6 +38,11 @@ class PreferenceTrainer(DPOTrainer):
         super().__init__(model, ref_model, args, **kwargs)
         # TRL's robust loss is cDPO's at another smoothing. The attribute alone changes: `args` says what was set.
         self.label_smoothing = args.row.smoothing_for_trl(args.label_smoothing)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, on all processes whatever was evaluated before."""
+        forget_evaluation(self)
+        return super().train(*args, **kwargs)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         pairs = checked_pairs(dataset, dataset_name)
