@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"_version", "algorithms", "config", "errors", "preference_algorithms", "preference_config", "trainers"},
         set(),
     ),
-    "cli": ({"_version", "algorithms", "errors", "recipe", "rewards", "run"}, set()),
+    "cli": ({"_version", "algorithms", "errors", "preference_algorithms", "recipe", "rewards", "run"}, set()),
     "__main__": ({"cli"}, set()),
 }
 

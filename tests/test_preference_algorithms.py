@@ -8,6 +8,7 @@ import pytest
 from trl import DPOConfig, RewardConfig
 
 from trl_algos import PREFERENCE_ALGORITHMS, BradleyTerryConfig, PreferenceConfig
+from trl_algos.cli import main
 from trl_algos.core import bradley_terry_loss
 from trl_algos.errors import ConfigError
 from trl_algos.preference_algorithms import preference_keys
@@ -112,6 +113,8 @@ def test_a_reward_model_has_its_own_ranges() -> None:
 
 
 @pytest.mark.parametrize("key", PREFERENCE_ALGORITHMS)
-def test_recipes_say_that_they_cannot_do_it_yet(key: str) -> None:
+def test_recipes_and_commands_say_that_they_cannot_do_it_yet(key: str, capsys) -> None:
+    assert main(["list", key]) == main(["init", key]) == 2
+    assert capsys.readouterr().err.count(f"{key} trains on preference pairs, which recipes") == 2
     with pytest.raises(ConfigError, match=f"'{key}' trains on preference pairs, which recipes and the command line"):
         resolve({"algorithm": key, "loss_type": None}, {})

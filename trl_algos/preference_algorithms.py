@@ -117,3 +117,10 @@ PREFERENCE_ALGORITHMS: Mapping[str, PreferenceAlgorithm] = {
 def preference_keys(trains: str) -> tuple[str, ...]:
     """Keys of the rows that train a `policy`, or a `reward_model`."""
     return tuple(key for key, row in PREFERENCE_ALGORITHMS.items() if row.trains == trains)
+
+
+NOT_A_RECIPE = (
+    "trains on preference pairs, which recipes and the command line cannot do yet. In a script: PreferenceTrainer, or "
+    "BradleyTerryTrainer for a reward model (see the README)."
+)
+"""What is said of a key of these rows where a key of `ALGORITHMS` is wanted."""

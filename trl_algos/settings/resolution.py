@@ -24,7 +24,7 @@ from trl_algos.algorithms import (
 )
 from trl_algos.core import AGGREGATIONS, KL_ESTIMATORS, RATIO_LEVELS
 from trl_algos.errors import ConfigError, unknown_name
-from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS
+from trl_algos.preference_algorithms import NOT_A_RECIPE, PREFERENCE_ALGORITHMS
 from trl_algos.settings.combinations import combination_problems
 from trl_algos.settings.critic import has_critic, resolve_critic
 from trl_algos.settings.ranges import range_problems
@@ -104,10 +104,7 @@ def resolve(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Resolution
 
 def _unknown_algorithm(key: Any) -> str:
     if key in PREFERENCE_ALGORITHMS:
-        return (
-            f"`algorithm`: {key!r} trains on preference pairs, which recipes and the command line cannot do yet. In a "
-            "script: PreferenceTrainer, or BradleyTerryTrainer for a reward model (see the README)."
-        )
+        return f"`algorithm`: {key!r} {NOT_A_RECIPE}"
     return unknown_name("algorithm", key, ALGORITHMS)
 
 
