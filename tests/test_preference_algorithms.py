@@ -108,6 +108,8 @@ def test_all_problems_come_at_once() -> None:
 def test_a_reward_model_has_its_own_ranges() -> None:
     with pytest.raises(ConfigError, match=r"`center_rewards_coefficient`: -0\.1"):
         reward_config(center_rewards_coefficient=-0.1)
+    with pytest.raises(ConfigError, match="`pad_token`: '<eos>' decides where scores are read"):
+        reward_config(pad_token="<eos>")
     with pytest.raises(ConfigError, match="It is one of PreferenceConfig"):
         reward_config(algorithm="dpo")
 

@@ -98,6 +98,8 @@ class BradleyTerryConfig(RewardConfig):
     def __post_init__(self) -> None:
         """Take from the row what was left unset, refuse what is out of range, then let TRL do its own checks."""
         problems = [*_fill(self, _row(self.algorithm, "reward_model"), neutral={}), *_length_problems(self)]
+        if self.pad_token is not None:
+            problems.append(f"`pad_token`: {self.pad_token!r} decides where scores are read: set the tokenizer's own.")
         if problems:
             raise ConfigError(problems)
         super().__post_init__()

@@ -159,6 +159,32 @@ def test_a_text_that_ends_with_the_only_padding_token_is_refused(tmp_path):
     trainer_of(tmp_path, tokenizer=tokenizer)  # plain text is read without EOS
 
 
+def test_a_batch_of_ones_own_is_read_at_the_last_attended_token_or_refused(tmp_path):
+    """Padded on the left it has the same loss; padded with a token that the model does not know as padding, none."""
+    trainer = trainer_of(tmp_path)
+    right = pairs.batch(trainer)
+    left = {}
+    for key in ("input_ids", "attention_mask"):
+        lengths = right["attention_mask"].sum(1).tolist()
+        shift = right["input_ids"].shape[1]
+        left[key] = torch.stack([row.roll(shift - length) for row, length in zip(right[key], lengths, strict=True)])
+    trainer.model.train()
+    loss = trainer.compute_loss(trainer.model, left)
+    torch.testing.assert_close(loss, loss_of(trainer), rtol=1e-5, atol=1e-5)
+    other = pairs.batch(trainer)
+    other["input_ids"][other["attention_mask"] == 0] = tiny.EOS
+    with pytest.raises(ConfigError, match=r"`data_collator`: .*`pad_token_id` \(0\)"):
+        trainer.compute_loss(trainer.model, other)
+
+
+def test_the_path_of_an_adapter_is_refused(tmp_path):
+    get_peft_model(pairs.classifier(), lora(task_type="SEQ_CLS")).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=r"is an adapter\. Load its base model"):
+        trainer_of(tmp_path, str(tmp_path / "adapter"))
+    model = PeftModel.from_pretrained(pairs.classifier(), tmp_path / "adapter", is_trainable=True)
+    trainer_of(tmp_path, model).train()
+
+
 def test_plain_text_is_read_without_special_tokens(tmp_path):
     rows = trainer_of(tmp_path).train_dataset
     ids = tiny.tokenizer()("abcdef", add_special_tokens=False)["input_ids"]

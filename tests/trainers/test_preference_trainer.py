@@ -177,6 +177,28 @@ def test_rows_that_are_no_pairs_are_refused(rows, message, tmp_path):
         trainer_of(tmp_path, rows=rows)
 
 
+def test_messages_and_implicit_prompts_are_taken_as_text_is(tmp_path):
+    """A template that writes contents and EOS: the same tokens as plain text gets, but for the prompt's own EOS."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    rows = [{key: [{"role": roles[key], "content": row[key]}] for key in row} for row in pairs.ROWS[:2]]
+    plain = [{**row, "prompt": f"{row['prompt']}<eos>"} for row in pairs.ROWS[:2]]
+    implicit = [{side: row["prompt"] + row[side] for side in ("chosen", "rejected")} for row in rows]
+    losses = []
+    for each in (rows, plain, implicit):
+        trainer = PreferenceTrainer(
+            tiny.llama(0),
+            tiny.llama(1),
+            PreferenceConfig(**pairs.settings(tmp_path, algorithm="rpo")),
+            train_dataset=pairs.dataset(each),
+            processing_class=tokenizer,
+        )
+        trainer._set_signature_columns_if_needed()
+        losses.append(loss_of(trainer).item())
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-6)
+
+
 def test_precomputed_reference_gives_the_same_loss(tmp_path):
     plain = trainer_of(tmp_path, algorithm="rpo")
     before = trainer_of(tmp_path, algorithm="rpo", precompute_ref_log_probs=True)

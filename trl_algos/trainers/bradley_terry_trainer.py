@@ -10,11 +10,13 @@ from trl.trainer.reward_trainer import DataCollatorForPreference
 from trl_algos.core import PairCalibration, bradley_terry_loss
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import BradleyTerryConfig
+from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.held_out_pairs import HeldOutPairs, Scores, joined
 from trl_algos.trainers.preference.pairs import SIDES, checked_pairs, row_count, score_judge, teaching_pairs
 from trl_algos.trainers.preference.processes import forget_evaluation
 from trl_algos.trainers.preference.reward_head import (
     check_head,
+    check_place,
     loaded_tokenizer,
     with_own_padding,
     with_trained_head,
@@ -76,7 +78,8 @@ class BradleyTerryTrainer(RewardTrainer):
         args = BradleyTerryConfig("trainer_output") if args is None else args
         if not isinstance(args, BradleyTerryConfig):
             raise ConfigError([f"`args`: {type(args).__name__} must be a BradleyTerryConfig."])
-        tokenizer = with_own_padding(processing_class or loaded_tokenizer(model, args), args.pad_token)
+        refuse_adapter_path(model)
+        tokenizer = with_own_padding(processing_class or loaded_tokenizer(model, args))
         self.calibration: PairCalibration | None = None
         self._held_out = HeldOutPairs()
         self._several: list[Scores] | None = None
@@ -120,6 +123,7 @@ class BradleyTerryTrainer(RewardTrainer):
     ) -> Any:
         """TRL's forward pass and metrics, with the loss of `bradley_terry_loss` on the scores."""
         preference = inputs.pop("preference", None)
+        check_place(inputs, self.model.config.get_text_config().pad_token_id)
         _, outputs = super().compute_loss(model, inputs, return_outputs=True)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         loss = bradley_terry_loss(

@@ -1,6 +1,5 @@
 """`PreferenceTrainer`: TRL's `DPOTrainer` for the algorithms on preference pairs that train a policy."""
 
-import os
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +8,7 @@ from trl import DPOTrainer
 from trl_algos.core import nll_per_token
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
+from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.pairs import checked_pairs, policy_judge, row_count, teaching_pairs
 from trl_algos.trainers.preference.processes import forget_evaluation
 
@@ -34,6 +34,7 @@ class PreferenceTrainer(DPOTrainer):
         args = PreferenceConfig("trainer_output") if args is None else args
         if not isinstance(args, PreferenceConfig):
             raise ConfigError([f"`args`: {type(args).__name__} must be a PreferenceConfig."])
+        refuse_adapter_path(model)
         _check_adapter(model, ref_model)
         super().__init__(model, ref_model, args, **kwargs)
         # TRL's robust loss is cDPO's at another smoothing. The attribute alone changes: `args` says what was set.
@@ -88,15 +89,6 @@ class _Recorded:
 
 def _check_adapter(model: Any, ref_model: Any) -> None:
     """Refuse an adapter that TRL could not copy as the reference, or that would not train."""
-    if isinstance(model, (str, os.PathLike)):
-        if os.path.isfile(os.path.join(model, "adapter_config.json")):
-            raise ConfigError(
-                [
-                    f"`model`: {os.fspath(model)!r} is an adapter. Load its base model, then pass "
-                    "`PeftModel.from_pretrained(base, folder, is_trainable=True)`; it is its own reference then."
-                ]
-            )
-        return
     adapters = getattr(model, "peft_config", None)
     if not adapters:
         return

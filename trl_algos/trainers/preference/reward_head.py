@@ -1,11 +1,14 @@
 """The score of a sequence classifier: read at the last attended token, from a head that is trained and saved."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from peft import TaskType
 from transformers import AutoTokenizer
 
+from trl_algos.core import last_token_index
 from trl_algos.errors import ConfigError
 
 HEADS = ("score", "classifier")
@@ -18,7 +21,7 @@ def loaded_tokenizer(model: Any, args: Any) -> Any:
     return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=args.trust_remote_code)
 
 
-def with_own_padding(tokenizer: Any, pad_token: str | None) -> Any:
+def with_own_padding(tokenizer: Any) -> Any:
     """The tokenizer, with a padding token that is not its end-of-sequence token, where it has another one to offer.
 
     A sequence classifier reads the score at the rightmost token that is not the padding token, so a text that ends
@@ -28,9 +31,8 @@ def with_own_padding(tokenizer: Any, pad_token: str | None) -> Any:
 
     Args:
         tokenizer: the user's.
-        pad_token: token that the user wants; None for the tokenizer's.
     """
-    wanted = pad_token or tokenizer.pad_token or tokenizer.eos_token
+    wanted = tokenizer.pad_token or tokenizer.eos_token
     if wanted == tokenizer.eos_token:
         others = (tokenizer.unk_token, tokenizer.bos_token, *tokenizer.all_special_tokens)
         wanted = next((token for token in others if token not in (None, tokenizer.eos_token)), wanted)
@@ -39,6 +41,24 @@ def with_own_padding(tokenizer: Any, pad_token: str | None) -> Any:
     own = copy.deepcopy(tokenizer)
     own.pad_token = wanted
     return own
+
+
+def check_place(inputs: Mapping[str, Any], pad_token_id: int) -> None:
+    """Raise `ConfigError` where the model would read a score elsewhere than at the last attended token of a row.
+
+    Args:
+        inputs: `input_ids` and `attention_mask`, (B, T), padded on either side.
+        pad_token_id: of the model's config.
+    """
+    attended = last_token_index(inputs["attention_mask"])
+    read = last_token_index(inputs["input_ids"] != pad_token_id)
+    if not torch.equal(attended, read):
+        raise ConfigError(
+            [
+                f"`data_collator`: the batch is padded with another token than the model's `pad_token_id` "
+                f"({pad_token_id}), or a text ends with that one: its score would be read at the wrong token."
+            ]
+        )
 
 
 def with_trained_head(peft_config: Any) -> Any:
