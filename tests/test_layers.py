@@ -19,14 +19,16 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "models": ({"errors"}, set()),
     "core": (set(), {"torch"}),
     "algorithms": ({"core"}, {"torch"}),
+    "preference_algorithms": ({"core"}, {"torch"}),
     "objective": ({"algorithms", "core"}, set()),
-    "settings": ({"algorithms", "core", "errors", "models"}, set()),
+    "settings": ({"algorithms", "core", "errors", "models", "preference_algorithms"}, set()),
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
+    "preference_config": ({"_compat", "errors", "preference_algorithms"}, {"trl"}),
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
-        {"core", "algorithms", "config", "_compat", "errors", "models", "rewards", "settings"},
-        {"trl", "transformers", "accelerate", "torch", "peft", "safetensors", "deepspeed"},
+        {"core", "algorithms", "config", "_compat", "errors", "models", "preference_config", "rewards", "settings"},
+        {"trl", "transformers", "accelerate", "torch", "peft", "safetensors", "deepspeed", "numpy", "datasets"},
     ),
     "data": ({"errors"}, {"datasets", "pyarrow", "reasoning_gym"}),
     "recipe": (
@@ -38,8 +40,11 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"trl", "transformers", "datasets", "httpx", "rich", "matplotlib", "numpy", "yaml", "torch"},
     ),
     # These two load what they need on use.
-    "__init__": ({"_version", "algorithms", "config", "errors", "trainers"}, set()),
-    "cli": ({"_version", "algorithms", "errors", "recipe", "rewards", "run"}, set()),
+    "__init__": (
+        {"_version", "algorithms", "config", "errors", "preference_algorithms", "preference_config", "trainers"},
+        set(),
+    ),
+    "cli": ({"_version", "algorithms", "errors", "preference_algorithms", "recipe", "rewards", "run"}, set()),
     "__main__": ({"cli"}, set()),
 }
 

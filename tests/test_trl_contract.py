@@ -19,7 +19,16 @@ from trl_algos import PolicyTrainer, PPOTrainer, _compat
 
 INSTALLED = f"TRL {version('trl')}"
 PACKAGE = Path(_compat.__file__).parent
-TRAINER_SOURCES = [*sorted((PACKAGE / "trainers").rglob("*.py")), PACKAGE / "run" / "held_out.py"]
+PREFERENCE_SOURCES = [
+    PACKAGE / "trainers" / "preference_trainer.py",
+    PACKAGE / "trainers" / "bradley_terry_trainer.py",
+    *sorted((PACKAGE / "trainers" / "preference").glob("*.py")),
+]
+"""Those on TRL's `DPOTrainer` and `RewardTrainer`: see `test_preference_contract.py`."""
+TRAINER_SOURCES = [
+    *(path for path in sorted((PACKAGE / "trainers").rglob("*.py")) if path not in PREFERENCE_SOURCES),
+    PACKAGE / "run" / "held_out.py",
+]
 LISTED = {
     *_compat.GRPO_TRAINER_METHODS,
     *_compat.GRPO_TRAINER_ATTRIBUTES,

@@ -12,16 +12,31 @@ if TYPE_CHECKING:
     from trl_algos.algorithms import ALGORITHMS, Algorithm, register
     from trl_algos.config import PolicyConfig
     from trl_algos.errors import ConfigError, RewardError, SamplingError
-    from trl_algos.trainers import PolicyTrainer, PPOTrainer, Rollout, load_critic
+    from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS, PreferenceAlgorithm
+    from trl_algos.preference_config import BradleyTerryConfig, PreferenceConfig
+    from trl_algos.trainers import (
+        BradleyTerryTrainer,
+        PolicyTrainer,
+        PPOTrainer,
+        PreferenceTrainer,
+        Rollout,
+        load_critic,
+    )
 
 _HOME = {
     "ALGORITHMS": "algorithms",
     "Algorithm": "algorithms",
     "register": "algorithms",
+    "BradleyTerryConfig": "preference_config",
+    "BradleyTerryTrainer": "trainers",
     "ConfigError": "errors",
     "PPOTrainer": "trainers",
+    "PREFERENCE_ALGORITHMS": "preference_algorithms",
     "PolicyConfig": "config",
     "PolicyTrainer": "trainers",
+    "PreferenceAlgorithm": "preference_algorithms",
+    "PreferenceConfig": "preference_config",
+    "PreferenceTrainer": "trainers",
     "RewardError": "errors",
     "Rollout": "trainers",
     "SamplingError": "errors",
@@ -30,11 +45,17 @@ _HOME = {
 
 __all__ = [
     "ALGORITHMS",
+    "PREFERENCE_ALGORITHMS",
     "Algorithm",
+    "BradleyTerryConfig",
+    "BradleyTerryTrainer",
     "ConfigError",
     "PPOTrainer",
     "PolicyConfig",
     "PolicyTrainer",
+    "PreferenceAlgorithm",
+    "PreferenceConfig",
+    "PreferenceTrainer",
     "RewardError",
     "Rollout",
     "SamplingError",

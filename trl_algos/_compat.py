@@ -123,6 +123,7 @@ GRPO_TRAINER_ATTRIBUTES = (
     "is_fsdp_enabled",
     "lr_scheduler",
     "max_completion_length",
+    "model_wrapped",
     "multi_objective_aggregation",
     "num_generations",
     "num_generations_eval",
@@ -161,6 +162,30 @@ GENERATED_KEYS = (
 
 TRAINER_UTILS = ("use_adapter", "disable_gradient_checkpointing", "get_callable_name", "is_async_callable", "pad")
 """Helpers imported from `trl.trainer.utils` and `trl.models.utils`."""
+
+PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
+    "DPOTrainer": {
+        "_compute_loss": ("self", "model", "inputs", "return_outputs"),
+        "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
+    },
+    "RewardTrainer": {
+        "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
+        "_set_signature_columns_if_needed": ("self",),
+        "compute_loss": ("self", "model", "inputs", "return_outputs", "num_items_in_batch"),
+        "evaluate": ("self", "eval_dataset", "ignore_keys", "metric_key_prefix"),
+        "log": ("self", "logs", "start_time"),
+    },
+}
+"""Trainer -> its method that we override -> its parameters."""
+
+PREFERENCE_TRAINER_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "DPOTrainer": ("_metrics", "label_smoothing"),
+    "RewardTrainer": ("_metrics", "_signature_columns"),
+}
+"""Trainer -> its attributes that we read or set."""
+
+PREFERENCE_UTILS = ("DataCollatorForPreference",)
+"""Helpers imported from `trl.trainer.reward_trainer`."""
 
 
 def check_trl_version() -> None:

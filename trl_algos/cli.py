@@ -209,9 +209,12 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def _known_algorithms(command: str, words: list[str]) -> None:
     from trl_algos.algorithms import ALGORITHMS
+    from trl_algos.preference_algorithms import NOT_A_RECIPE, PREFERENCE_ALGORITHMS
 
     problems = [
-        f"{command}: {word}: no such algorithm; there are {', '.join(ALGORITHMS)}.{nearest(word, ALGORITHMS)}"
+        f"{command}: {word} {NOT_A_RECIPE}"
+        if word in PREFERENCE_ALGORITHMS
+        else f"{command}: {word}: no such algorithm; there are {', '.join(ALGORITHMS)}.{nearest(word, ALGORITHMS)}"
         for word in words
         if word not in ALGORITHMS
     ]

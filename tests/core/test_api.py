@@ -45,6 +45,9 @@ PUBLIC_FUNCTIONS = [
     "rollout_correction",
     "dpo_loss",
     "bradley_terry_loss",
+    "nll_per_token",
+    "pair_calibration",
+    "robust_smoothing_of_conservative",
 ]
 
 

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from trl_algos.data.arithmetic_task import SOURCES, arithmetic, bundled_model_path, is_held_out, operand_pairs
+from trl_algos.data.arithmetic_task import (
+    SOURCES,
+    arithmetic,
+    arithmetic_preferences,
+    bundled_model_path,
+    is_held_out,
+    operand_pairs,
+)
 
 
 def operands(prompt: str) -> tuple[int, int]:
@@ -53,6 +60,28 @@ def test_answers_are_the_sums(split: str) -> None:
     assert rows.column_names == ["prompt", "answer"]
     assert [sum(operands(prompt)) for prompt in rows["prompt"]] == [int(answer) for answer in rows["answer"]]
     assert all(answer == str(int(answer)) for answer in rows["answer"])
+
+
+def test_pairs_are_right_and_wrong_sums_of_disjoint_splits() -> None:
+    train, held_out = arithmetic_preferences("train", repeats=2), arithmetic_preferences("test")
+    assert train.column_names == ["prompt", "chosen", "rejected"]
+    assert (len(train), len(held_out)) == (2 * 8_031, 1_969)
+    sides = [{tuple(sorted(operands(prompt))) for prompt in rows["prompt"]} for rows in (train, held_out)]
+    assert not sides[0] & sides[1]
+    for rows in (train, held_out):
+        assert all(sum(operands(row["prompt"])) == int(row["chosen"]) for row in rows)
+        assert all(row["rejected"] not in ("", row["chosen"]) for row in rows)
+        assert all(abs(len(row["rejected"]) - len(row["chosen"])) <= 1 for row in rows)
+    first, second = list(train["rejected"])[:8_031], list(train["rejected"])[8_031:]
+    assert first != second
+    assert list(train["prompt"])[:8_031] == list(arithmetic("train")["prompt"])
+
+
+def test_pairs_are_drawn_by_the_seed() -> None:
+    assert arithmetic_preferences("test", 20).to_list() == arithmetic_preferences("test", 20).to_list()
+    assert arithmetic_preferences("test", 20, seed=1).to_list() != arithmetic_preferences("test", 20).to_list()
+    with pytest.raises(ValueError, match="`repeats` must be 1 or more"):
+        arithmetic_preferences("test", repeats=0)
 
 
 def test_size_and_seed_choose_within_the_split() -> None:

@@ -77,6 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
     | OFF_POLICY,
     "ppo_more_critic_passes": PPO | {"critic": "separate", "num_iterations": 1, "critic_num_iterations": 2},
     "ppo_fewer_critic_passes": PPO | {"critic": "adapter", "critic_num_iterations": 1, "learning_rate": 0.5},
+    "grpo_evaluated_first": {"algorithm": "grpo", "num_generations": 2},
     "ppo_masked_rank": PPO | {"critic": "separate"},
 }
 
@@ -165,13 +166,15 @@ def run(case: str, folder: str, processes: int) -> dict[str, Any]:
     """Weights, logs and number of processes after a few optimizer steps."""
     extra = {"lora": case in WITH_LORA, "masked_rank": case.endswith("masked_rank")}
     trainer = make_trainer(CASES[case] | extra, folder, processes)
+    if case.endswith("evaluated_first"):
+        trainer.evaluate(tiny.prompts(8))
     trainer.train()
     return {
         "processes": trainer.accelerator.num_processes,
         "weights": {
             k: p.detach().clone() for k, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters()
         },
-        "logs": trainer.state.log_history,
+        "logs": [log for log in trainer.state.log_history if "eval_loss" not in log],
     }
 
 

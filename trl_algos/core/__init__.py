@@ -22,7 +22,15 @@ from trl_algos.core.critic_advantages import gae_advantages, length_adaptive_gae
 from trl_algos.core.kl import KL_ESTIMATORS, AdaptiveKLController, FixedKLController, full_kl, kl_estimate
 from trl_algos.core.masked import masked_fill_zero, masked_mean, masked_sum, masked_var, masked_whiten
 from trl_algos.core.policy import METRIC_OVER_ROWS, PolicyLoss, policy_loss
-from trl_algos.core.preference import DPO_LOSS_TYPES, bradley_terry_loss, dpo_loss
+from trl_algos.core.preference import (
+    DPO_LOSS_TYPES,
+    PairCalibration,
+    bradley_terry_loss,
+    dpo_loss,
+    nll_per_token,
+    pair_calibration,
+    robust_smoothing_of_conservative,
+)
 from trl_algos.core.ratios import (
     CORRECTION_MODES,
     LOG_RATIO_LIMIT,
@@ -54,6 +62,7 @@ __all__ = [
     "SURROGATES",
     "AdaptiveKLController",
     "FixedKLController",
+    "PairCalibration",
     "PolicyLoss",
     "SurrogateTerms",
     "aggregate_loss",
@@ -84,12 +93,15 @@ __all__ = [
     "masked_sum",
     "masked_var",
     "masked_whiten",
+    "nll_per_token",
     "overlong_penalty",
     "packed_gae",
+    "pair_calibration",
     "pass_at_k_advantages",
     "policy_loss",
     "reinforce_pp_advantages",
     "reinforce_pp_baseline_advantages",
+    "robust_smoothing_of_conservative",
     "rollout_correction",
     "token_rewards",
     "value_loss",

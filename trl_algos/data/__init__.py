@@ -6,8 +6,18 @@ from trl_algos.data.arithmetic_task import (
     SPLITS,
     Split,
     arithmetic,
+    arithmetic_preferences,
     bundled_model_path,
     is_held_out,
 )
 
-__all__ = ["BUNDLED_MODELS", "SOURCES", "SPLITS", "Split", "arithmetic", "bundled_model_path", "is_held_out"]
+__all__ = [
+    "BUNDLED_MODELS",
+    "SOURCES",
+    "SPLITS",
+    "Split",
+    "arithmetic",
+    "arithmetic_preferences",
+    "bundled_model_path",
+    "is_held_out",
+]

@@ -65,6 +65,49 @@ def arithmetic(split: Split, size: int | None = None, max_operand: int = 99, see
     return Dataset.from_dict({"prompt": [f"{a}+{b}=" for a, b in pairs], "answer": [str(a + b) for a, b in pairs]})
 
 
+def arithmetic_preferences(
+    split: Split, size: int | None = None, repeats: int = 1, max_operand: int = 99, seed: int = 0
+) -> "Dataset":
+    """Preference pairs of sums: the right one, and a wrong one that resembles it.
+
+    Args:
+        split: `"train"` or `"test"`; no prompt of one, nor its mirror image, is in the other (see `is_held_out`).
+        size: Number of prompts. `None` takes all.
+        repeats: Pairs for each prompt, each with a wrong sum of its own draw.
+        max_operand: Largest operand.
+        seed: Seed of the order of the prompts and of the wrong sums.
+
+    Returns:
+        A dataset with the string columns `prompt`, `chosen` and `rejected`.
+
+    Raises:
+        ValueError: `repeats` is below 1, or as in `arithmetic`.
+    """
+    from datasets import Dataset
+
+    if repeats < 1:
+        raise ValueError(f"`repeats` must be 1 or more, but is {repeats}.")
+    table = arithmetic(split, size, max_operand, seed)
+    chance = random.Random(seed)
+    rows = [row for _ in range(repeats) for row in table]
+    return Dataset.from_dict(
+        {
+            "prompt": [row["prompt"] for row in rows],
+            "chosen": [row["answer"] for row in rows],
+            "rejected": [wrong_sum(row["answer"], chance) for row in rows],
+        }
+    )
+
+
+def wrong_sum(answer: str, chance: random.Random) -> str:
+    """Another text than `answer`, with another digit (three times in five), one digit more, or one less."""
+    place, digit = chance.randrange(len(answer)), chance.choice("0123456789")
+    before, after = answer[:place], answer[place + 1 :]
+    changed = [before + digit + after] * 3 + [before + digit + answer[place:], before + after]
+    text = chance.choice(changed)
+    return wrong_sum(answer, chance) if text in (answer, "") else text
+
+
 def operand_pairs(split: Split, max_operand: int = 99) -> list[tuple[int, int]]:
     """Every ordered pair of operands of a split of `arithmetic`, in ascending order.
 

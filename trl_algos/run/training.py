@@ -216,9 +216,11 @@ def _report(
     if before and after:
         console.print(_held_out_table(before, after))
     console.print(sampling_table(sampling))
-    console.print(f"Trained {steps} steps in {seconds:.0f} s. Model, {SUMMARY_FILE} and plots: {folder}")
+    console.print(
+        f"Trained {steps} steps in {seconds:.0f} s. Model, {SUMMARY_FILE} and plots: {folder}", soft_wrap=True
+    )
     if isinstance(trainer, PPOTrainer) and critic_stands_alone(settings):
-        console.print(_CRITIC_ALONE.format(trainer.critic_folder(folder)))
+        console.print(_CRITIC_ALONE.format(trainer.critic_folder(folder)), soft_wrap=True)  # paths stay whole
 
 
 _CRITIC_ALONE = (

@@ -1,0 +1,184 @@
+"""`BradleyTerryTrainer`: TRL's `RewardTrainer` for reward models of preference pairs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from trl import RewardTrainer, is_conversational
+from trl.trainer.reward_trainer import DataCollatorForPreference
+
+from trl_algos.core import PairCalibration, bradley_terry_loss
+from trl_algos.errors import ConfigError
+from trl_algos.preference_config import BradleyTerryConfig
+from trl_algos.trainers.preference.adapters import refuse_adapter_path
+from trl_algos.trainers.preference.held_out_pairs import HeldOutPairs, Scores, joined
+from trl_algos.trainers.preference.pairs import SIDES, checked_pairs, row_count, score_judge, teaching_pairs
+from trl_algos.trainers.preference.reward_head import (
+    check_head,
+    check_place,
+    loaded_tokenizer,
+    with_own_padding,
+    with_trained_head,
+)
+from trl_algos.trainers.processes import forget_evaluation
+
+ID_SIDES = ("chosen_ids", "rejected_ids")
+
+
+@dataclass
+class PairCollator(DataCollatorForPreference):
+    """TRL's collator, which also hands on `preference`, (B,) probability that the chosen side is the better one."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Chosen rows first, then rejected ones, padded on the right."""
+        output = super().torch_call(examples)
+        if "preference" in examples[0]:
+            output["preference"] = torch.tensor([row["preference"] for row in examples], dtype=torch.float)
+        return output
+
+
+class BradleyTerryTrainer(RewardTrainer):
+    """Trains a reward model on preference pairs.
+
+    Columns: `chosen` and `rejected`, with or without `prompt`, text or messages, or `chosen_ids` and `rejected_ids`;
+    `margin`, reward units by which the preferred side should lead; `preference`, the probability that the chosen side
+    is the better one (0.5 is a tie). Plain text is read without special tokens, as a policy trainer has a reward model
+    read it; a chat template writes its own.
+
+    An evaluation logs accuracy, Brier score and expected calibration error over all pairs that are no ties, and writes
+    `reward_mean` and `reward_std` into the model's config; `calibration` keeps the reliability curve.
+
+    Args:
+        model: sequence classifier with one label, or path of any model, as in TRL.
+        args: settings; None for the defaults.
+        data_collator: None for `PairCollator`.
+        train_dataset: pairs.
+        eval_dataset: held-out pairs, or several sets by name.
+        processing_class: tokenizer; None for the model's own.
+        peft_config: adapter; the head is trained and saved beside it, without being named.
+        **kwargs: as in TRL's `RewardTrainer`.
+
+    Raises:
+        ConfigError: a row of the data is no preference pair, none is left, or the head would not train.
+    """
+
+    _signature_columns: Any
+
+    def __init__(
+        self,
+        model: Any,
+        args: BradleyTerryConfig | None = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        peft_config: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        args = BradleyTerryConfig("trainer_output") if args is None else args
+        if not isinstance(args, BradleyTerryConfig):
+            raise ConfigError([f"`args`: {type(args).__name__} must be a BradleyTerryConfig."])
+        refuse_adapter_path(model)
+        tokenizer = with_own_padding(processing_class or loaded_tokenizer(model, args))
+        self.calibration: PairCalibration | None = None
+        self._held_out = HeldOutPairs()
+        self._several: list[Scores] | None = None
+        self._metric_prefix = "eval"
+        super().__init__(
+            model,
+            args,
+            data_collator or PairCollator(tokenizer.pad_token_id, args.pad_to_multiple_of),
+            train_dataset,
+            eval_dataset,
+            tokenizer,
+            peft_config=with_trained_head(peft_config),
+            **kwargs,
+        )
+        check_head(self.model)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, on all processes whatever was evaluated before."""
+        forget_evaluation(self)
+        return super().train(*args, **kwargs)
+
+    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
+        tokenised = set(ID_SIDES) <= set(next(iter(dataset), {}))
+        dataset = checked_pairs(dataset, dataset_name, ID_SIDES if tokenised else SIDES)
+        if not tokenised and not is_conversational(next(iter(dataset))):
+            dataset = dataset.map(_ids, fn_kwargs={"tokenizer": processing_class})
+        prepared = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+        long = row_count(dataset) - row_count(prepared)
+        earlier = {f"longer than `max_length` ({args.max_length})": long}
+        judge = score_judge(args.max_length, processing_class.pad_token_id)
+        return teaching_pairs(prepared, dataset_name, judge, earlier, warn=args.process_index == 0)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        columns: list[str] = self._signature_columns
+        if "preference" not in columns:
+            columns.append("preference")
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """TRL's forward pass and metrics, with the loss of `bradley_terry_loss` on the scores."""
+        preference = inputs.pop("preference", None)
+        check_place(inputs, self.model.config.get_text_config().pad_token_id)
+        _, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+        loss = bradley_terry_loss(
+            chosen,
+            rejected,
+            margin=inputs.get("margin"),
+            center_coef=self.args.center_rewards_coefficient,
+            label_smoothing=self.args.label_smoothing,
+            preference=preference,
+        )
+        if not self.model.training:
+            self._held_out.add(chosen, rejected, preference, self.accelerator.gather_for_metrics)
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
+        """TRL's evaluation, and what `log` adds to it; several sets count together in the model's config."""
+        several = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
+        if several:
+            self._several = []
+        self._metric_prefix = metric_key_prefix
+        self._held_out.take()
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        if several:
+            self._several = None
+        return metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's, and after an evaluation the figures over all its pairs, not means over batches."""
+        scores = None if self.model.training else self._held_out.take()
+        if scores is not None:
+            metrics = self._metrics["eval"]
+            metrics.update({name: [value] for name, value in self._figures(scores).items()})
+            if self._metric_prefix != "eval":
+                # TRL calls them `eval_*` for every set, so that each would overwrite the one before.
+                logs.update({f"{self._metric_prefix}_{name}": sum(v) / len(v) for name, v in metrics.items()})
+                metrics.clear()
+        super().log(logs, start_time)
+
+    def _figures(self, scores: Scores) -> dict[str, float]:
+        """What the scores of one held-out set say; mean and spread of the rewards go into the model's config."""
+        if self._several is not None:
+            self._several.append(scores)
+        mean, std = joined(self._several or [scores]).reward_mean_std()
+        self.model.config.reward_mean, self.model.config.reward_std = mean, std
+        own_mean, own_std = scores.reward_mean_std()
+        figures = {"reward_mean": own_mean, "reward_std": own_std}
+        self.calibration = scores.calibration()
+        if self.calibration is not None:
+            figures |= {"accuracy": self.calibration.accuracy, "brier": self.calibration.brier}
+            figures["calibration_error"] = self.calibration.ece
+        return figures
+
+
+def _ids(row: dict[str, Any], tokenizer: Any) -> dict[str, list[int]]:
+    """Token ids of a plain pair; whatever special tokens the text itself spells stay in."""
+    texts = [row.get("prompt", "") + row[side] for side in SIDES]
+    chosen, rejected = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return {"chosen_ids": chosen, "rejected_ids": rejected}

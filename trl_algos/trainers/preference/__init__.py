@@ -1,0 +1,1 @@
+"""What the trainers on preference pairs share."""

@@ -1,0 +1,183 @@
+"""Preference pairs before training: rows that are none are refused, those that teach nothing dropped and counted."""
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+
+from trl_algos.errors import ConfigError, counted
+
+SIDES = ("chosen", "rejected")
+_SHOWN = 3
+
+Judge = Callable[[Mapping[str, Any]], str | None]
+"""Tokenised row -> why it teaches nothing, or None."""
+
+
+def checked_pairs(dataset: Any, name: str, sides: tuple[str, str] = SIDES) -> Any:
+    """The data set, once every row of it is a pair; a stream is checked row by row as it is read.
+
+    Args:
+        dataset: rows with text or messages, or with token ids under `sides`.
+        name: what the user calls it: train, eval, or a key.
+        sides: columns of the two sides.
+
+    Raises:
+        ConfigError: a row lacks a side, or a side is neither text nor messages; names the first rows.
+    """
+    if isinstance(dataset, IterableDataset):
+        return dataset.map(_checked_row, with_indices=True, fn_kwargs={"name": name, "sides": sides})
+    columns = [key for key in (*sides, "prompt", "margin", "preference") if key in dataset.column_names]
+    missing = [side for side in sides if side not in columns]
+    if missing:
+        raise ConfigError(
+            [
+                f"`{name}` data has no column `{'`, `'.join(missing)}` (it has {', '.join(dataset.column_names)}); a "
+                "pair needs `chosen` and `rejected`, and may have a `prompt`."
+            ]
+        )
+    if not len(dataset):
+        raise ConfigError([f"`{name}` data has no rows."])
+    found = ((place, row_problem(row, sides)) for place, row in enumerate(dataset.select_columns(columns)))
+    problems = [f"`{name}` data, row {place}: {problem}" for place, problem in found if problem]
+    if problems:
+        more = len(problems) - _SHOWN
+        raise ConfigError([*problems[:_SHOWN], *([f"... and {counted(more, 'more row')}."] if more > 0 else [])])
+    return dataset
+
+
+def _checked_row(row: dict[str, Any], place: int, name: str, sides: tuple[str, str]) -> dict[str, Any]:
+    problem = row_problem(row, sides)
+    if problem:
+        raise ConfigError([f"`{name}` data, row {place}: {problem}"])
+    return row
+
+
+def row_problem(row: Mapping[str, Any], sides: tuple[str, str] = SIDES) -> str | None:
+    """What keeps a row from being a preference pair, in words, or None."""
+    return next(_row_problems(row, sides), None)
+
+
+def _row_problems(row: Mapping[str, Any], sides: tuple[str, str]) -> Iterator[str]:
+    kinds = {}
+    for key in (*sides, *(("prompt",) if "prompt" in row else ())):
+        if row.get(key) is None:
+            yield f"`{key}` is missing."
+        kinds[key] = _kind(row.get(key))
+        if not kinds[key]:
+            yield f"`{key}` must be text or a list of messages (role and content), but is {_shown(row.get(key))}."
+    if len(set(kinds.values())) > 1:
+        yield f"{', '.join(f'`{key}` is {kind}' for key, kind in kinds.items())}; all must be of one kind."
+    if "margin" in row and not _is_number(row["margin"]):
+        yield f"`margin` must be a number, but is {_shown(row['margin'])}."
+    if "preference" in row and not (_is_number(row["preference"]) and 0 <= row["preference"] <= 1):
+        yield f"`preference` must be a number in [0, 1], but is {_shown(row['preference'])}."
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    if value and all(isinstance(item, Mapping) and {"role", "content"} <= item.keys() for item in value):
+        return "messages"
+    return "token ids" if all(isinstance(item, int) for item in value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def teaching_pairs(dataset: Any, name: str, judge: Judge, earlier: Mapping[str, int], warn: bool) -> Any:
+    """The rows that `judge` finds nothing against.
+
+    Args:
+        dataset: tokenised rows.
+        name: what the user calls it.
+        judge: says why a row teaches nothing.
+        earlier: reason -> rows that were dropped for it already.
+        warn: whether this process says what was dropped; the rows of a stream are dropped without being counted.
+
+    Raises:
+        ConfigError: no row is left.
+    """
+    if isinstance(dataset, IterableDataset):
+        return dataset.filter(lambda row: judge(row) is None)
+    verdicts = [judge(row) for row in dataset]
+    kept = [place for place, verdict in enumerate(verdicts) if verdict is None]
+    reasons = Counter({reason: count for reason, count in earlier.items() if count})
+    reasons.update(verdict for verdict in verdicts if verdict is not None)
+    dropped = sum(reasons.values())
+    if not dropped:
+        return dataset
+    why = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
+    message = f"`{name}` data: {dropped} of {counted(len(kept) + dropped, 'pair')} dropped ({why})."
+    if not kept:
+        raise ConfigError([f"{message} Nothing is left to train on."])
+    if warn:
+        warnings.warn(message, UserWarning, stacklevel=2)
+    return dataset.select(kept)
+
+
+def row_count(dataset: Any) -> int:
+    """Rows of a data set; 0 of a stream, whose rows nobody has counted."""
+    return len(dataset) if isinstance(dataset, Dataset) else 0
+
+
+def policy_judge(max_length: int | None, truncation_mode: str) -> Judge:
+    """Judge of rows with `prompt_ids`, `chosen_ids` and `rejected_ids`, cut as TRL's collator cuts them."""
+
+    def judge(row: Mapping[str, Any]) -> str | None:
+        sides = [_cut(row["prompt_ids"], row[f"{side}_ids"], max_length, truncation_mode) for side in SIDES]
+        # The first token of a sequence is predicted by nothing.
+        if not all(any(mask[1:]) for _, mask in sides):
+            return "no completion token is left"
+        return "chosen and rejected are equal" if sides[0] == sides[1] else None
+
+    return judge
+
+
+def _cut(
+    prompt: list[int], completion: list[int], max_length: int | None, truncation_mode: str
+) -> tuple[list[int], list[int]]:
+    ids, mask = prompt + completion, [0] * len(prompt) + [1] * len(completion)
+    if max_length is None:
+        return ids, mask
+    part = slice(None, max_length) if truncation_mode == "keep_start" else slice(-max_length, None)
+    return ids[part], mask[part]
+
+
+def score_judge(max_length: int | None, pad_token_id: int) -> Judge:
+    """Judge of rows with `chosen_ids` and `rejected_ids`, of which TRL leaves out what is too long.
+
+    It raises `ConfigError` for a row that ends with the padding token: a sequence classifier reads the score at the
+    last token that is none.
+    """
+
+    def judge(row: Mapping[str, Any]) -> str | None:
+        chosen, rejected = row["chosen_ids"], row["rejected_ids"]
+        if not (chosen and rejected):
+            return "no token is left"
+        if max_length is not None and max(len(chosen), len(rejected)) > max_length:
+            return f"longer than `max_length` ({max_length})"
+        if chosen == rejected:
+            return "chosen and rejected are equal"
+        if pad_token_id in (chosen[-1], rejected[-1]):
+            raise ConfigError(
+                [
+                    f"`processing_class`: a text ends with token {pad_token_id}, which is the padding token, too, so "
+                    "that its score would be read before it. Set `pad_token` of the tokenizer to a token of its "
+                    "vocabulary that no text ends with."
+                ]
+            )
+        return None
+
+    return judge
