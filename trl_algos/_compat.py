@@ -160,7 +160,14 @@ GENERATED_KEYS = (
 )
 """Keys that `_generate_and_score_completions` always returns."""
 
-TRAINER_UTILS = ("use_adapter", "disable_gradient_checkpointing", "get_callable_name", "is_async_callable", "pad")
+TRAINER_UTILS = (
+    "use_adapter",
+    "disable_dropout_in_model",
+    "disable_gradient_checkpointing",
+    "get_callable_name",
+    "is_async_callable",
+    "pad",
+)
 """Helpers imported from `trl.trainer.utils` and `trl.models.utils`."""
 
 PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {

@@ -7,6 +7,7 @@ import torch
 from accelerate.utils import is_peft_model
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from trl.trainer.utils import disable_dropout_in_model
 
 from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import about_critic, base_problems, is_critic_folder
@@ -17,6 +18,7 @@ from trl_algos.trainers.critic.files import check_critic, restore_critic, vocabu
 from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCritic, SharedCritic
 from trl_algos.trainers.critic.head import ValueHead
 from trl_algos.trainers.critic.sharded import fit_to_backend, loading_like_policy, whole
+from trl_algos.trainers.dropout import disable_functional_dropout
 
 if TYPE_CHECKING:
     from trl_algos.trainers.ppo_trainer import PPOTrainer
@@ -80,7 +82,8 @@ def _separate(trainer: "PPOTrainer", base: Any, device: torch.device, about: dic
     with loading_like_policy(trainer):
         trunk, head = _loaded(path, base, dtype, kwargs)
     _check_vocabulary(path, trunk, trainer.processing_class, kwargs)
-    _disable_dropout(trunk)
+    disable_dropout_in_model(trunk)
+    disable_functional_dropout(trunk)
     if has_lora:
         from peft import get_peft_model
 
@@ -142,13 +145,3 @@ def _check_vocabulary(path: str, trunk: Any, tokenizer: Any, kwargs: dict[str, A
         return
     if own.get_vocab() != tokenizer.get_vocab():
         raise ConfigError([f"{key} has another tokenizer than the policy: it would read other tokens."])
-
-
-def _disable_dropout(model: torch.nn.Module) -> None:
-    """Values at sampling and in training must agree."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout", "activation_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
