@@ -787,3 +787,17 @@ def test_the_engine_is_corrected_for_once():
     assert any("`ratio_reference`" in m for m in problems(algorithm="dis", vllm_importance_sampling_correction=True))
     weighted = config(algorithm="dis", ratio_reference="policy", vllm_importance_sampling_correction=True)
     assert weighted.vllm_importance_sampling_correction
+
+
+@pytest.mark.parametrize("value", ["no", "false", 1])
+def test_dynamic_sampling_is_not_switched_on_by_text(value: Any):
+    assert only_problem(algorithm="dapo", dynamic_sampling=value) == (
+        f"`dynamic_sampling`: {value!r} must be true or false."
+    )
+
+
+def test_a_tolerance_below_that_of_the_advantages_is_refused():
+    """A group could be kept for a spread that gives it no advantage."""
+    assert only_problem(algorithm="dapo", dynamic_sampling_tolerance=0.0).startswith(
+        "`dynamic_sampling_tolerance`: 0.0 is out of range; it must be at least 1e-6"
+    )

@@ -336,3 +336,20 @@ def test_columns_that_no_checkpoint_can_hold_are_refused_where_rows_are_kept(tmp
 
 def test_memory_of_rounds_is_a_tenth_each() -> None:
     assert collector.MEMORY == 0.9
+
+
+def test_a_step_that_is_not_taken_is_not_counted_as_trained(tmp_path: Path) -> None:
+    """Two generation batches make a step: the first is found, the second is not, and all groups wait again."""
+    settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "dynamic_sampling_max_rounds": 1}
+    run = Script(script_of("ttttwwtt"), tmp_path, dynamic_sampling_on_exhausted="raise", **settings)
+    with pytest.raises(SamplingError):
+        run.train()
+    accounts, waiting = run.trainer.accounts, len(run.trainer.collector.waiting)
+    assert (accounts.trained_groups, accounts.verdicts["informative"], waiting) == (0, 6, 6)
+
+
+def test_a_stream_shorter_than_a_batch_is_refused_before_training(tmp_path: Path) -> None:
+    run = Script(script_of("tttt"), tmp_path)
+    run.trainer.train_dataset = run.trainer.train_dataset.select(range(3)).to_iterable_dataset()
+    with pytest.raises(ValueError, match=r"^`train_dataset` has 3 prompts, but one generation batch takes 4"):
+        run.train()

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from trl_algos.trainers.sampling.groups import Completion, Group, blank, join, split, unsavable
@@ -92,3 +93,13 @@ def test_what_no_checkpoint_can_hold_is_named() -> None:
     assert unsavable({"a": [1, {"when": object()}]}, "row") == "`when` (object)"
     assert unsavable({"a": [1, {2}]}, "row") == "`a` (set)"
     assert unsavable({"a": (torch.ones(1), None, True, "x", 1.5)}, "row") is None
+
+
+def test_numbers_of_numpy_become_pythons_own() -> None:
+    """A checkpoint could not hold them, and `np.float64` is a float to `isinstance`."""
+    generated = ([[1]], [np.array([5, 6])], None, ["x"], [np.array([-1.0, -2.0])], {"s": [np.float64(0.5)]}, None, [])
+    (made,) = split(["p"], generated, {"c": [np.int64(3)]})
+    values = [*made.completion_ids, *(made.logprobs or []), made.extra["s"], made.columns["c"]]
+    assert values == [5, 6, -1.0, -2.0, 0.5, 3]
+    assert {type(value) for value in values} == {int, float}
+    assert unsavable({"a": np.float64(1)}, "row") == "`a` (float64)"

@@ -10,6 +10,7 @@ import torch
 
 from trl_algos.algorithms import ALGORITHMS
 from trl_algos.config import PolicyConfig
+from trl_algos.errors import ConfigError
 from trl_algos.trainers import PolicyTrainer, PPOTrainer
 from trl_algos.trainers.sampling import state
 
@@ -46,6 +47,14 @@ CASES: dict[str, dict[str, Any]] = {
         "kl_target": 0.1,
     },
     "ppo": {"algorithm": "ppo", "critic": "separate", "steps_per_generation": 4, "num_generations": 2},
+    "ppo, more passes of the critic": {
+        "algorithm": "ppo",
+        "critic": "separate",
+        "steps_per_generation": 2,
+        "num_iterations": 1,
+        "critic_num_iterations": 2,
+        "num_generations": 2,
+    },
     "vapo": {
         "algorithm": "vapo",
         "critic": "separate",
@@ -167,3 +176,26 @@ def test_nothing_is_kept_of_a_batch_that_is_used_up(tmp_path: Path, model_folder
     )
     assert (first["step"], len(first["batches"])) == (1, 2)
     assert (second["step"], second["batches"]) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        ({"algorithm": "dapo"}, {"num_generations": 4}, "num_generations"),
+        ({"algorithm": "dapo"}, {"seed": 7}, "seed"),
+        ({"algorithm": "dapo"}, {"shuffle_dataset": False}, "shuffle_dataset"),
+        (
+            {"algorithm": "grpo", "beta": 0.0, "steps_per_generation": 4},
+            {"steps_per_generation": 2},
+            "steps_per_generation",
+        ),
+    ],
+)
+def test_what_was_sampled_goes_on_with_its_own_settings(
+    before: dict[str, Any], after: dict[str, Any], key: str, tmp_path: Path, model_folder: str
+) -> None:
+    made(tmp_path, model_folder, steps=2, **before).train()
+    resumed = made(tmp_path, model_folder, **before | after)
+    with pytest.raises(ConfigError) as error:
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [problem.split(":")[0] for problem in error.value.problems] == [f"`{key}`"]

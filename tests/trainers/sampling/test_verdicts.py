@@ -68,3 +68,9 @@ def test_the_interval_of_the_mean_is_open_and_counts_scored_rows_alone() -> None
     assert found == ["outside_range", "informative", "outside_range", "informative", "unscorable", "all_right"]
     three = torch.tensor([[0.0, 1.0, NONE]])
     assert group_verdicts(three, torch.ones(1, 3, dtype=torch.bool), 0.0, (0.4, 0.6)) == ["informative"]
+
+
+def test_tokens_of_a_completion_without_a_reward_teach_nothing() -> None:
+    """The rewards differ, but all that would be trained on is the third completion, which has no advantage."""
+    assert verdicts([1.0, 0.0, NONE], learned=[[False, False, True]]) == ["truncated"]
+    assert verdicts([1.0, 0.0, NONE], learned=[[False, True, False]]) == ["informative"]
