@@ -47,10 +47,10 @@ CASES: dict[str, dict[str, Any]] = {
         "kl_target": 0.1,
     },
     "ppo": {"algorithm": "ppo", "critic": "separate", "steps_per_generation": 4, "num_generations": 2},
-    "ppo, more passes of the critic": {
+    "ppo, more passes of the critic": {  # a stop after step 3 lies between the policy's pass and the critic's own
         "algorithm": "ppo",
         "critic": "separate",
-        "steps_per_generation": 2,
+        "steps_per_generation": 3,
         "num_iterations": 1,
         "critic_num_iterations": 2,
         "num_generations": 2,
