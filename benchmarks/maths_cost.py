@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from same_rows import COMPLETION, PROMPT, SIDES, make_trainer, random_model
@@ -211,10 +211,10 @@ def share_of_a_step(folder: Path) -> list[str]:
     return lines
 
 
-def timed(function: Callable[..., Tensor], spent: dict[str, float], name: str) -> Callable[..., Tensor]:
+def timed(function: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:
     """`function`, which adds its CPU seconds to `spent[name]`."""
 
-    def measured(*args: object, **kwargs: object) -> Tensor:
+    def measured(*args: Any, **kwargs: Any) -> Any:
         start = time.process_time()
         result = function(*args, **kwargs)
         spent[name] += time.process_time() - start
