@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "settings": ({"algorithms", "core", "errors", "models", "preference_algorithms"}, set()),
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
-    "preference_config": ({"_compat", "errors", "preference_algorithms"}, {"trl"}),
+    "preference_config": ({"_compat", "errors", "preference_algorithms", "settings"}, {"trl"}),
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
         {"core", "algorithms", "config", "_compat", "errors", "models", "preference_config", "rewards", "settings"},
@@ -32,7 +32,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "data": ({"errors"}, {"datasets", "pyarrow", "reasoning_gym"}),
     "recipe": (
-        {"algorithms", "config", "data", "errors", "models", "objective", "rewards", "settings"},
+        {
+            *("algorithms", "config", "data", "errors", "models", "objective", "preference_algorithms"),
+            *("preference_config", "rewards", "settings"),
+        },
         {"yaml", "trl", "transformers", "accelerate"},
     ),
     "run": (
@@ -44,7 +47,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"_version", "algorithms", "config", "errors", "preference_algorithms", "preference_config", "trainers"},
         set(),
     ),
-    "cli": ({"_version", "algorithms", "errors", "preference_algorithms", "recipe", "rewards", "run"}, set()),
+    "cli": (
+        {"_version", "algorithms", "errors", "preference_algorithms", "recipe", "rewards", "run", "settings"},
+        set(),
+    ),
     "__main__": ({"cli"}, set()),
 }
 

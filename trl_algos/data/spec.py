@@ -33,6 +33,7 @@ class DataSpec:
         prompt_template: format string over the renamed columns that makes the column `prompt`.
         system_prompt: text of a system message that is put in front of every prompt.
         conversational: make each text prompt a user's message; by default where there is a system prompt.
+        rows: what a row is: `prompts` or `pairs`. It follows from the algorithm and is no key of a recipe.
     """
 
     dataset_name: str | None = None
@@ -49,6 +50,7 @@ class DataSpec:
     prompt_template: str | None = None
     system_prompt: str | None = None
     conversational: bool | None = None
+    rows: str = "prompts"
 
     @property
     def prompt_form(self) -> PromptForm:

@@ -53,7 +53,7 @@ def train(recipe: Recipe) -> PolicyTrainer:
         ConfigError: model, data or rewards are not to be had; nothing was written.
     """
     arguments = build(recipe)
-    run, args = arguments.run, arguments.policy
+    run, args = arguments.run, arguments.trainer
     resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir, args.algorithm, args.max_steps)
     train_dataset, test_dataset = load_data(data_spec(recipe), needs_test_split(recipe.values))
     rewards = _rewards(arguments, column_names(train_dataset))
@@ -63,7 +63,7 @@ def train(recipe: Recipe) -> PolicyTrainer:
     lock = None
     if trainer.is_world_process_zero():
         lock = take_folder(args.output_dir)
-        _open_folder(args.output_dir, settings, resumed=resume is not None)
+        _open_folder(args.output_dir, recipe.kind, settings, resumed=resume is not None)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     progress = ProgressBar()
@@ -87,7 +87,7 @@ def train(recipe: Recipe) -> PolicyTrainer:
 
 
 def _rewards(arguments: Arguments, columns: list[str] | None) -> list[Any]:
-    run, args = arguments.run, arguments.policy
+    run, args = arguments.run, arguments.trainer
     models = []
     if run.reward_model_name_or_path:
         name = run.reward_model_name_or_path
@@ -98,7 +98,7 @@ def _rewards(arguments: Arguments, columns: list[str] | None) -> list[Any]:
 def _trainer(
     arguments: Arguments, rewards: list[Any], train_dataset: Any, test_dataset: Any, resume: str | None
 ) -> PolicyTrainer:
-    model, args = _model_path(arguments), arguments.policy
+    model, args = _model_path(arguments), arguments.trainer
     if args.critic_model_name_or_path and not is_critic_folder(args.critic_model_name_or_path):
         key, name = "critic_model_name_or_path", args.critic_model_name_or_path
         args.critic_model_name_or_path = _found_model(key, name, "main", args.trust_remote_code)
@@ -131,7 +131,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 def _model_path(arguments: Arguments) -> str:
     """Folder or id of the policy, with the recipe's loading options put where TRL looks for them."""
-    model, args = arguments.model, arguments.policy
+    model, args = arguments.model, arguments.trainer
     kwargs = dict(args.model_init_kwargs or {})
     kwargs.setdefault("revision", model.model_revision)
     for key in ("attn_implementation", "dtype"):
@@ -169,18 +169,18 @@ def _held_out_prompts(count: int, test_dataset: Any) -> Dataset | None:
 def _settings(recipe: Recipe, arguments: Arguments) -> dict[str, Any]:
     """Every setting as resolved; what the library works out is asked of the library."""
     values = {
-        key: getattr(arguments.policy, key) if value == schema.COMPUTED else value
+        key: getattr(arguments.trainer, key) if value == schema.COMPUTED else value
         for key, value in recipe.values.items()
     }
     return values | ({"env": dict(recipe.environment)} if recipe.environment else {})
 
 
-def _open_folder(folder: str, settings: dict[str, Any], resumed: bool) -> None:
+def _open_folder(folder: str, kind: str, settings: dict[str, Any], resumed: bool) -> None:
     """Put what an earlier run left aside, and write down what this one does; a resumed run goes on with both."""
     if resumed:
         return
     keep_previous(folder)
-    defaults = {key: setting.default for key, setting in schema.settings().items()}
+    defaults = {key: setting.default for key, setting in schema.settings(kind).items()}
     write_recipe(folder, settings, defaults)
 
 
@@ -192,10 +192,10 @@ def _report(
     after: HeldOut | None,
     seconds: float,
 ) -> None:
-    folder, steps = Path(arguments.policy.output_dir), trainer.state.global_step
+    folder, steps = Path(arguments.trainer.output_dir), trainer.state.global_step
     sampling = trainer.accounts.table(0 if trainer.collector is None else len(trainer.collector.waiting))
     summary = {
-        "algorithm": arguments.policy.algorithm,
+        "algorithm": arguments.trainer.algorithm,
         "steps": steps,
         "training_seconds": round(seconds, 1),
         "held_out": {
@@ -211,7 +211,7 @@ def _report(
     }
     write_text(folder / SUMMARY_FILE, json.dumps(strict_json(summary), indent=2, default=str) + "\n")
     if arguments.run.plot:
-        plot_run(trainer.state.log_history, folder / PLOT_FILE, f"{arguments.policy.algorithm}: {folder.name}")
+        plot_run(trainer.state.log_history, folder / PLOT_FILE, f"{arguments.trainer.algorithm}: {folder.name}")
     console = Console()
     if before and after:
         console.print(_held_out_table(before, after))
