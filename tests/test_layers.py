@@ -20,7 +20,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), {"torch"}),
     "algorithms": ({"core"}, {"torch"}),
     "preference_algorithms": ({"core"}, {"torch"}),
-    "objective": ({"algorithms", "core"}, set()),
+    "objective": ({"algorithms", "core", "preference_algorithms"}, set()),
     "settings": ({"algorithms", "core", "errors", "models", "preference_algorithms"}, set()),
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),

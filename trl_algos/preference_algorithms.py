@@ -125,3 +125,8 @@ PREFERENCE_ALGORITHMS: Mapping[str, PreferenceAlgorithm] = {
 def preference_keys(trains: str) -> tuple[str, ...]:
     """Keys of the rows that train a `policy`, or a `reward_model`."""
     return tuple(key for key, row in PREFERENCE_ALGORITHMS.items() if row.trains == trains)
+
+
+def honouring_keys(setting: str, trains: str) -> tuple[str, ...]:
+    """Keys of the rows that train a `policy`, or a `reward_model`, and honour a setting."""
+    return tuple(key for key in preference_keys(trains) if setting in PREFERENCE_ALGORITHMS[key].defaults)

@@ -8,9 +8,8 @@ import pytest
 
 from trl_algos.recipe import schema
 from trl_algos.recipe.arguments import build
-from trl_algos.recipe.explain import difference, explanation, shown
+from trl_algos.recipe.explain import difference, explanation, replaced_keys, shown
 from trl_algos.recipe.reading import Recipe, read_recipe
-from trl_algos.settings.resolution import REPLACED
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
@@ -43,7 +42,7 @@ def test_every_setting_shown_is_the_one_that_the_trainer_gets(name: str) -> None
         "mixture": arguments.mixture,
     }
     rows = table(recipe)
-    shown_keys = schema.settings("policy").keys() - {"loss_type", *REPLACED}
+    shown_keys = schema.settings("policy").keys() - replaced_keys("policy")
     assert rows.keys() == shown_keys
     for key in shown_keys - WORKED_OUT:
         setting = schema.settings("policy")[key]

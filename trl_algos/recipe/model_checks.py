@@ -42,7 +42,7 @@ def trained_model_problems(values: Mapping[str, Any], kind: str) -> Iterator[str
     for key in ("load_in_4bit", "load_in_8bit"):
         if values[key] and not values["use_peft"]:
             yield f"`{key}`: true, but quantised weights cannot be trained themselves; set `use_peft`."
-    if values["lora_task_type"] != TASK_TYPE[kind]:
+    if values["use_peft"] and values["lora_task_type"] != TASK_TYPE[kind]:
         yield (
             f"`lora_task_type`: {values['lora_task_type']!r} is not what {values['algorithm']} trains; leave it out, "
             f"and it is {TASK_TYPE[kind]}."

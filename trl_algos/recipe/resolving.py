@@ -91,7 +91,8 @@ def _work_out(kind: str, values: dict[str, Any], given: Mapping[str, Any], num_p
     if kind == "policy":
         sources |= _work_out_policy(values, num_processes)
     if kind == "reward_model" and given.get("lora_task_type") is None:
-        sources["lora_task_type"], values["lora_task_type"] = "algorithm", TASK_TYPE[kind]
+        sources["lora_task_type"] = "algorithm" if values["use_peft"] else "default"
+        values["lora_task_type"] = TASK_TYPE[kind]
     return {key: "default" if source == "default" else f"follows from `{source}`" for key, source in sources.items()}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trl_algos.errors import ConfigError, unknown_name
-from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS, PreferenceAlgorithm
+from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS, PreferenceAlgorithm, honouring_keys
 from trl_algos.settings.kinds import keys_of, unknown_algorithm
 from trl_algos.settings.ranges import PAIR_RANGES, range_problems
 from trl_algos.settings.resolved import Resolution, of_row
@@ -85,7 +85,7 @@ def _without_effect(resolution: Resolution, row: PreferenceAlgorithm, neutral: M
     values = resolution.values
     for name in neutral.keys() - row.defaults.keys():
         if values[name] is not None and values[name] != neutral[name]:
-            honouring = ", ".join(key for key, other in PREFERENCE_ALGORITHMS.items() if name in other.defaults)
+            honouring = ", ".join(honouring_keys(name, row.trains))
             yield f"`{name}`: {values[name]!r} has no effect with `algorithm` {row.key}; those with it: {honouring}."
             values[name] = None
         resolution.fill(name, neutral[name], "follows from `algorithm`")
