@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trl_algos import ALGORITHMS
+from trl_algos import ALGORITHMS, PREFERENCE_ALGORITHMS
 from trl_algos.cli import main
 
 SETTINGS = {
@@ -90,8 +90,17 @@ def test_usage(capsys: pytest.CaptureFixture[str]):
 
 def test_list_names_every_row(capsys: pytest.CaptureFixture[str]):
     assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[::2]] == list(ALGORITHMS)
+    heads = {"Algorithms that sample:", "Policies trained on preference pairs:", "Reward models:"}
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if line in heads] == sorted(heads)
+    lines = [line for line in said if line not in heads]
+    assert [line.split()[0] for line in lines[::2]] == [*ALGORITHMS, *PREFERENCE_ALGORITHMS]
+    for row, line, parts in zip(
+        PREFERENCE_ALGORITHMS.values(), lines[::2][len(ALGORITHMS) :], lines[1::2][len(ALGORITHMS) :], strict=True
+    ):
+        assert row.title in line
+        assert parts.endswith(f"settings {', '.join(row.defaults)}")
+    lines = lines[: 2 * len(ALGORITHMS)]
     for row, line, parts in zip(ALGORITHMS.values(), lines[::2], lines[1::2], strict=True):
         assert row.title in line
         assert row.paper in line
@@ -212,7 +221,7 @@ def test_output_that_nobody_reads():
     command = f"{sys.executable} -m trl_algos list | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert result.stderr == ""
-    assert result.stdout.startswith("grpo")
+    assert result.stdout == "Algorithms that sample:\n"
 
 
 def test_other_processes_of_a_launch_say_nothing(monkeypatch: pytest.MonkeyPatch, capsys: Any):

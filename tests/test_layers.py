@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "settings": ({"algorithms", "core", "errors", "models", "preference_algorithms"}, set()),
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
-    "preference_config": ({"_compat", "errors", "preference_algorithms"}, {"trl"}),
+    "preference_config": ({"_compat", "errors", "preference_algorithms", "settings"}, {"trl"}),
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
         {
@@ -36,7 +36,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "data": ({"errors", "preference_algorithms", "preference_rows"}, {"datasets", "pyarrow", "reasoning_gym"}),
     "recipe": (
-        {"algorithms", "config", "data", "errors", "models", "objective", "rewards", "settings"},
+        {
+            *("algorithms", "config", "data", "errors", "models", "objective", "preference_algorithms"),
+            *("preference_config", "rewards", "settings"),
+        },
         {"yaml", "trl", "transformers", "accelerate"},
     ),
     "run": (
@@ -48,7 +51,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"_version", "algorithms", "config", "errors", "preference_algorithms", "preference_config", "trainers"},
         set(),
     ),
-    "cli": ({"_version", "algorithms", "errors", "preference_algorithms", "recipe", "rewards", "run"}, set()),
+    "cli": (
+        {"_version", "algorithms", "errors", "preference_algorithms", "recipe", "rewards", "run", "settings"},
+        set(),
+    ),
     "__main__": ({"cli"}, set()),
 }
 

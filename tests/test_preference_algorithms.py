@@ -8,11 +8,9 @@ import pytest
 from trl import DPOConfig, RewardConfig
 
 from trl_algos import PREFERENCE_ALGORITHMS, BradleyTerryConfig, PreferenceConfig
-from trl_algos.cli import main
 from trl_algos.core import bradley_terry_loss
 from trl_algos.errors import ConfigError
 from trl_algos.preference_algorithms import preference_keys
-from trl_algos.settings.resolution import resolve
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 POLICY_KEYS = preference_keys("policy")
@@ -74,10 +72,13 @@ def test_what_is_set_wins() -> None:
     [
         ({"label_smoothing": 0.1}, "`label_smoothing`: 0.1 has no effect with `algorithm` dpo; .*cdpo, robust_dpo"),
         ({"algorithm": "ipo", "nll_coef": 1.0}, "`nll_coef`: 1.0 has no effect with `algorithm` ipo; .* rpo"),
-        ({"algorithm": "cdpo", "label_smoothing": 0.5}, r"`label_smoothing`: 0.5 must be a number in \[0, 0.5\)"),
-        ({"beta": 0}, "`beta`: 0 must be a number above 0"),
+        (
+            {"algorithm": "cdpo", "label_smoothing": 0.5},
+            r"`label_smoothing`: 0.5 is out of range; it must be at least 0 and below 0.5",
+        ),
+        ({"beta": 0}, "`beta`: 0 is out of range; it must be above 0"),
         ({"beta": float("nan")}, "`beta`: nan"),
-        ({"algorithm": "rpo", "nll_coef": -1}, "`nll_coef`: -1 must be a number 0 or above"),
+        ({"algorithm": "rpo", "nll_coef": -1}, "`nll_coef`: -1 is out of range; it must be at least 0"),
         ({"algorithm": "rpo", "use_weighting": True}, "`use_weighting`"),
         ({"loss_type": ["hinge"]}, r"`loss_type`: \['hinge'\] is replaced by `algorithm`"),
         ({"loss_weights": [1.0]}, "`loss_weights`"),
@@ -88,8 +89,8 @@ def test_what_is_set_wins() -> None:
         ({"ref_model_sync_steps": 3}, "`ref_model_sync_steps`: 3 has no effect unless `sync_ref_model` is True"),
         ({"precompute_ref_batch_size": 3}, "`precompute_ref_batch_size`"),
         ({"truncation_mode": "keep"}, "`truncation_mode`: 'keep'"),
-        ({"ld_alpha": 2}, r"`ld_alpha`: 2 must be a number in \[0, 1\]"),
-        ({"max_length": 1}, "`max_length`: 1 must be"),
+        ({"ld_alpha": 2}, "`ld_alpha`: 2 is out of range; it must be between 0 and 1"),
+        ({"max_length": 1}, "`max_length`: 1 is out of range; it must be a whole number of tokens, 2 or more"),
         ({"algorithm": "dpoo"}, "`algorithm`: 'dpoo' is not one of dpo.* Did you mean 'dpo'"),
         ({"algorithm": "bradley_terry"}, "It is one of BradleyTerryConfig and BradleyTerryTrainer"),
     ],
@@ -112,11 +113,3 @@ def test_a_reward_model_has_its_own_ranges() -> None:
         reward_config(pad_token="<eos>")
     with pytest.raises(ConfigError, match="It is one of PreferenceConfig"):
         reward_config(algorithm="dpo")
-
-
-@pytest.mark.parametrize("key", PREFERENCE_ALGORITHMS)
-def test_recipes_and_commands_say_that_they_cannot_do_it_yet(key: str, capsys) -> None:
-    assert main(["list", key]) == main(["init", key]) == 2
-    assert capsys.readouterr().err.count(f"{key} trains on preference pairs, which recipes") == 2
-    with pytest.raises(ConfigError, match=f"'{key}' trains on preference pairs, which recipes and the command line"):
-        resolve({"algorithm": key, "loss_type": None}, {})

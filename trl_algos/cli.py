@@ -6,6 +6,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from trl_algos._version import __version__
 from trl_algos.errors import ConfigError, RewardError, SamplingError, nearest
@@ -97,12 +98,15 @@ def _train(words: list[str]) -> int:
     try:
         train(recipe)
     except ConfigError as error:
-        raise ConfigError([placed(named(message), recipe.written) for message in error.problems]) from error
+        raise ConfigError(
+            [placed(named(message, recipe.kind), recipe.written) for message in error.problems]
+        ) from error
     return 0
 
 
 def _check(words: list[str]) -> int:
-    from trl_algos.recipe.checks import checked_recipe, summary
+    from trl_algos.recipe.checks import checked_recipe
+    from trl_algos.recipe.summary import summary
 
     path, words = _recipe_and_words("check", words)
     processes, words = _taken(words, "--num_processes")
@@ -126,23 +130,43 @@ def _explain(words: list[str]) -> int:
 
 
 def _list(words: list[str]) -> int:
-    from trl_algos.algorithms import ALGORITHMS, table_cells
-    from trl_algos.recipe.schema import settings
+    from trl_algos.recipe.schema import every_key
+    from trl_algos.settings.kinds import KINDS, WHO, keys_of
 
     if words == ["rewards"]:
         return _list_rewards()
-    if words and all(word in settings() for word in words):
+    if words and all(word in every_key() for word in words):
         return _list_settings(words)
     _known_algorithms("list", words)
-    for row in [ALGORITHMS[word] for word in words] or ALGORITHMS.values():
+    for word in words:
+        _list_algorithm(word)
+        _write("\n".join(f"{'':<22} {line}" for line in _settings_of(word)))
+        _write(f"{'':<22} Differs from the paper: {_row(word).differs or 'none'}")
+    for kind in KINDS if not words else ():
+        _write(f"{WHO[kind][0].upper()}{WHO[kind][1:]}:")
+        for key in keys_of(kind):
+            _list_algorithm(key)
+    return 0
+
+
+def _list_algorithm(key: str) -> None:
+    """Two lines about an algorithm: its name, and the parts of its objective."""
+    from trl_algos.algorithms import Algorithm, table_cells
+
+    row = _row(key)
+    _write(f"{row.key:<22} {row.title} ({row.paper})")
+    if isinstance(row, Algorithm):
         cells = table_cells(row)
         parts = " · ".join(cells[name] for name in ("advantage", "surrogate", "ratio", "aggregation"))
-        _write(f"{row.key:<22} {row.title} ({row.paper})")
         _write(f"{'':<22} {parts} · KL {cells['KL']} · needs {cells['needs']}")
-        if words:
-            _write("\n".join(f"{'':<22} {line}" for line in _settings_of(row.key)))
-            _write(f"{'':<22} Differs from the paper: {row.differs or 'none'}")
-    return 0
+    else:
+        _write(f"{'':<22} {row.formula_name} · settings {', '.join(row.defaults)}")
+
+
+def _row(key: str) -> Any:
+    from trl_algos.settings.kinds import row_of
+
+    return row_of(key)
 
 
 def _settings_of(key: str) -> list[str]:
@@ -208,15 +232,13 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def _known_algorithms(command: str, words: list[str]) -> None:
-    from trl_algos.algorithms import ALGORITHMS
-    from trl_algos.preference_algorithms import NOT_A_RECIPE, PREFERENCE_ALGORITHMS
+    from trl_algos.settings.kinds import all_keys
 
+    known = all_keys()
     problems = [
-        f"{command}: {word} {NOT_A_RECIPE}"
-        if word in PREFERENCE_ALGORITHMS
-        else f"{command}: {word}: no such algorithm; there are {', '.join(ALGORITHMS)}.{nearest(word, ALGORITHMS)}"
+        f"{command}: {word}: no such algorithm; there are {', '.join(known)}.{nearest(word, known)}"
         for word in words
-        if word not in ALGORITHMS
+        if word not in known
     ]
     if problems:
         raise ConfigError(problems)

@@ -38,15 +38,15 @@ def test_every_setting_shown_is_the_one_that_the_trainer_gets(name: str) -> None
     arguments = build(recipe)
     objects = {
         "run": arguments.run,
-        "policy": arguments.policy,
+        "trainer": arguments.trainer,
         "model": arguments.model,
         "mixture": arguments.mixture,
     }
     rows = table(recipe)
-    shown_keys = schema.settings().keys() - {"loss_type", *REPLACED}
+    shown_keys = schema.settings("policy").keys() - {"loss_type", *REPLACED}
     assert rows.keys() == shown_keys
     for key in shown_keys - WORKED_OUT:
-        setting = schema.settings()[key]
+        setting = schema.settings("policy")[key]
         value = getattr(objects[setting.part], key)
         assert rows[key] == shown(getattr(value, "value", value)), key
 
@@ -70,7 +70,7 @@ WORKED_OUT = {
 def table(recipe: Recipe) -> dict[str, str]:
     """Key -> value as shown, from the lines of the text."""
     lines = (re.match(r"  (\w+) {1,}(.*?) {2,}\S", line) for line in explanation(recipe))
-    return {line[1]: line[2].strip() for line in lines if line and line[1] in schema.settings()}
+    return {line[1]: line[2].strip() for line in lines if line and line[1] in schema.settings("policy")}
 
 
 def test_sources_are_told_apart(tmp_path: Path) -> None:

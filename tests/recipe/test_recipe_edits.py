@@ -59,12 +59,12 @@ def set_value(settings: dict[str, Any], random_: random.Random) -> None:
 
 
 def add_key(settings: dict[str, Any], random_: random.Random) -> None:
-    settings[random_.choice(list(schema.settings()))] = random_.choice(VALUES)
+    settings[random_.choice(list(schema.settings("policy")))] = random_.choice(VALUES)
 
 
 def add_good_key(settings: dict[str, Any], random_: random.Random) -> None:
     """A key with its own default, or with twice as much."""
-    setting = random_.choice(list(schema.settings().values()))
+    setting = random_.choice(list(schema.settings("policy").values()))
     number = isinstance(setting.default, int | float) and not isinstance(setting.default, bool)
     settings[setting.name] = setting.default * random_.choice((1, 2)) if number else setting.default
 

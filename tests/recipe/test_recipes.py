@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 
 from trl_algos.algorithms import ALGORITHMS, COMMON_DEFAULTS
 from trl_algos.data.arithmetic_task import bundled_model_path
-from trl_algos.recipe.checks import recipe_problems, summary
+from trl_algos.recipe.checks import recipe_problems
 from trl_algos.recipe.reading import read_recipe
+from trl_algos.recipe.summary import summary
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.yaml"))}

@@ -34,7 +34,7 @@ class DataSpec:
         system_prompt: text of a system message that is put in front of every prompt.
         conversational: make messages of text: the prompt the user's, the sides of a pair the assistant's; by default
             where there is a system prompt.
-        rows: "prompts" or "pairs", what the algorithm trains on; follows from the algorithm and is no key of its own.
+        rows: what a row is: `prompts` or `pairs`. It follows from the algorithm and is no key of a recipe.
     """
 
     dataset_name: str | None = None

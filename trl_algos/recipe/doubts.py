@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from trl_algos.recipe.reading import Recipe
 from trl_algos.recipe.sampling import dynamic_sampling_doubts
 from trl_algos.settings.combinations import doubts
+from trl_algos.settings.preference import preference_doubts
 
 
 def recipe_doubts(recipe: Recipe) -> Iterator[str]:
     """A sentence for each setting of a recipe without problems that its author may want to look at again."""
+    if recipe.kind != "policy":
+        yield from preference_doubts(recipe.values)
+        return
     if "algorithm" not in recipe.given:
         values = recipe.values
         yield (

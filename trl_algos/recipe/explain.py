@@ -55,7 +55,7 @@ def difference(first: Recipe, second: Recipe) -> list[str]:
 
 def described(key: str) -> str:
     """What a setting is, in a few lines: type, default, choices and help."""
-    setting = schema.settings()[key]
+    setting = schema.settings(schema.kinds_with(key)[0])[key]
     kind = getattr(setting.annotation, "__name__", None) or str(setting.annotation).replace("typing.", "")
     choices = f"  One of {', '.join(map(str, setting.choices))}." if setting.choices else ""
     lines = textwrap.wrap(setting.help + choices, _WIDTH, initial_indent="  ", subsequent_indent="  ")

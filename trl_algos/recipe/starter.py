@@ -123,5 +123,5 @@ def _row_settings(row: Algorithm) -> Iterator[tuple[str, object]]:
 
 def _commented(name: str, value: object) -> list[str]:
     text = value if isinstance(value, str) else json.dumps(value)
-    about = textwrap.wrap(schema.settings()[name].help, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+    about = textwrap.wrap(schema.settings("policy")[name].help, _WIDTH, initial_indent="# ", subsequent_indent="# ")
     return ["", *about, f"#{name}: {text}"]

@@ -24,9 +24,9 @@ from trl_algos.algorithms import (
 )
 from trl_algos.core import AGGREGATIONS, KL_ESTIMATORS, RATIO_LEVELS
 from trl_algos.errors import ConfigError, unknown_name
-from trl_algos.preference_algorithms import NOT_A_RECIPE, PREFERENCE_ALGORITHMS
 from trl_algos.settings.combinations import combination_problems
 from trl_algos.settings.critic import has_critic, resolve_critic
+from trl_algos.settings.kinds import unknown_algorithm
 from trl_algos.settings.ranges import range_problems
 from trl_algos.settings.resolved import Resolution, of_row
 from trl_algos.settings.sampling import resolve_sampling
@@ -88,7 +88,7 @@ def resolve(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Resolution
     values, problems = resolution.values, resolution.problems
     problems += [*_replaced_problems(values), *range_problems(values, defaults)]
     if values["algorithm"] not in ALGORITHMS:
-        raise ConfigError([_unknown_algorithm(values["algorithm"]), *problems])
+        raise ConfigError([unknown_algorithm(values["algorithm"], "policy"), *problems])
     row = ALGORITHMS[values["algorithm"]]
     problems += _resolve_components(resolution, row)
     problems += _resolve_settings(resolution, row)
@@ -100,12 +100,6 @@ def resolve(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Resolution
     problems += resolve_critic(resolution, row)
     problems += combination_problems(values)
     return resolution
-
-
-def _unknown_algorithm(key: Any) -> str:
-    if key in PREFERENCE_ALGORITHMS:
-        return f"`algorithm`: {key!r} {NOT_A_RECIPE}"
-    return unknown_name("algorithm", key, ALGORITHMS)
 
 
 def _replaced_problems(values: Mapping[str, Any]) -> Iterator[str]:
