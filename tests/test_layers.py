@@ -16,6 +16,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_version": (set(), set()),
     "errors": (set(), set()),
+    "preference_rows": (set(), set()),
     "models": ({"errors"}, set()),
     "core": (set(), {"torch"}),
     "algorithms": ({"core"}, {"torch"}),
@@ -27,10 +28,13 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "preference_config": ({"_compat", "errors", "preference_algorithms", "settings"}, {"trl"}),
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
-        {"core", "algorithms", "config", "_compat", "errors", "models", "preference_config", "rewards", "settings"},
+        {
+            *("core", "algorithms", "config", "_compat", "errors", "models", "preference_config", "preference_rows"),
+            *("rewards", "settings"),
+        },
         {"trl", "transformers", "accelerate", "torch", "peft", "safetensors", "deepspeed", "numpy", "datasets"},
     ),
-    "data": ({"errors"}, {"datasets", "pyarrow", "reasoning_gym"}),
+    "data": ({"errors", "preference_algorithms", "preference_rows"}, {"datasets", "pyarrow", "reasoning_gym"}),
     "recipe": (
         {
             *("algorithms", "config", "data", "errors", "models", "objective", "preference_algorithms"),
