@@ -227,6 +227,7 @@ def small_words(name: str, folder: Path) -> list[str]:
     words += ["--per_device_train_batch_size=4"]
     if name in PAIRS:
         words += [f"--model_name_or_path={folder}/pair_model", "--held_out_pairs=8"]
+        words += ["--learning_rate=1e-3", "--warmup_steps=0"]  # so that two steps show
         words += [f"--dataset_name={folder}/pairs.jsonl", f"--dataset_test_name={folder}/test_pairs.jsonl"]
         return [*words, *(["--eval_steps=1"] if "eval_steps" in settings(name) else [])]
     words += [*SAMPLED, f"--model_name_or_path={folder}/model"]
