@@ -18,6 +18,7 @@ from trl_algos.data import arithmetic_preferences, bundled_model_path
 from trl_algos.errors import ConfigError
 from trl_algos.recipe.reading import read_recipe
 from trl_algos.run.folder import read_metrics
+from trl_algos.run.held_out_pairs import whole_batches
 from trl_algos.run.training import train
 
 ROOT = Path(__file__).parents[2]
@@ -38,11 +39,24 @@ def pair_file(path: Path) -> Path:
     return path
 
 
-def dpo_words(folder: Path, data: Path, *more: str) -> list[str]:
-    """DPO in small batches, so that an epoch ends inside the run."""
-    words = [f"--output_dir={folder}", f"--dataset_name={data}", "--dataset_test_name=arithmetic_preferences"]
-    words += ["--per_device_train_batch_size=16", "--max_steps=8", "--save_strategy=steps", "--save_steps=5"]
-    return [*words, "--dataset_parameters=null", f"--held_out_pairs={PAIRS}", "--logging_steps=1", *more]
+def short_words(folder: Path, data: Path, **more: Any) -> list[str]:
+    """Small batches of the pairs in a file, so that an epoch ends inside the run."""
+    words = {
+        "output_dir": folder,
+        "dataset_name": data,
+        "dataset_test_name": "arithmetic_preferences",
+        "dataset_parameters": "null",
+        "held_out_pairs": PAIRS,
+        "per_device_train_batch_size": 16,
+        "max_steps": 8,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "logging_steps": 1,
+    }
+    return [f"--{key}={value}" for key, value in (words | more).items()]
+
+
+UNJUDGED = {"held_out_pairs": 0, "dataset_test_name": "null"}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +73,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dpo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run folder of DPO, whose data lie beside it."""
     folder = tmp_path_factory.mktemp("dpo")
-    train(read_recipe(str(PATH / "dpo.yaml"), dpo_words(folder / "run", pair_file(folder / "pairs.jsonl"))))
+    train(read_recipe(str(PATH / "dpo.yaml"), short_words(folder / "run", pair_file(folder / "pairs.jsonl"))))
     return folder / "run"
 
 
@@ -67,14 +81,14 @@ def dpo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores_of(folder: Path, side: str) -> Tensor:
-    """(PAIRS,) scores of the saved model at the end-of-sequence token of each text, one text at a time."""
+    """(PAIRS,) scores of the saved model at the last token of each text, one text at a time."""
     model, tokenizer = (
         AutoModelForSequenceClassification.from_pretrained(folder),
         AutoTokenizer.from_pretrained(folder),
     )
     scores = []
     for row in arithmetic_preferences("test").select(range(PAIRS)):
-        ids = tokenizer(row["prompt"] + row[side], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        ids = tokenizer(row["prompt"] + row[side], add_special_tokens=False)["input_ids"]
         hidden = model.model(torch.tensor([ids])).last_hidden_state
         scores.append(model.score(hidden)[0, -1, 0].detach())
     return torch.stack(scores)
@@ -123,7 +137,7 @@ def test_ppo_against_the_reward_model(reward_model: Path, tmp_path: Path) -> Non
     trainer = train(read_recipe(str(PATH / "2_ppo.yaml"), words))
     assert trainer.args.reward_weights == [1.0, 0.0]
     tokenizer, scorer = trainer.reward_processing_classes[0], trainer.reward_funcs[0]
-    texts = [row["prompt"] + row["chosen"] + tokenizer.eos_token for row in arithmetic_preferences("test", PAIRS)]
+    texts = [row["prompt"] + row["chosen"] for row in arithmetic_preferences("test").select(range(PAIRS))]
     read = tokenizer(texts, padding=True, padding_side="right", add_special_tokens=False, return_tensors="pt")
     assert torch.allclose(scorer(**read).logits[:, 0], scores_of(reward_model, "chosen"), atol=1e-5)
     saved = load_critic(tmp_path / "critic")  # two small steps away from the reward model
@@ -131,6 +145,20 @@ def test_ppo_against_the_reward_model(reward_model: Path, tmp_path: Path) -> Non
     assert float(scorer.score.weight.abs().max()) > 0.03
     told = summary(tmp_path)["held_out"]["after"]["sampled"]
     assert 0 < told["exact_match"] < 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "size", "processes", "expected"),
+    [
+        (512, 16, 1, (512, 16)),
+        (1969, 2000, 1, (1969, 1969)),
+        (1969, 2000, 2, (1968, 984)),
+        (60, 16, 2, (32, 16)),
+        (1, 8, 2, (1, 1)),
+    ],
+)
+def test_batches_of_one_size(pairs: int, size: int, processes: int, expected: tuple[int, int]) -> None:
+    assert whole_batches(pairs, size, processes) == expected
 
 
 # A policy
@@ -187,12 +215,12 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(kind: str, dpo: Path, tmp_p
     if kind == "dpo":
         whole = dpo
     else:
-        train(read_recipe(recipe, dpo_words(whole, data)))
-    train(read_recipe(recipe, dpo_words(parts, data, "--held_out_pairs=0", "--dataset_test_name=null")))
+        train(read_recipe(recipe, short_words(whole, data)))
+    train(read_recipe(recipe, short_words(parts, data, **UNJUDGED)))
     assert_equal_weights(whole, parts)
     for path in (parts / "model.safetensors", *parts.glob("checkpoint-8/*")):
         path.unlink()
-    train(read_recipe(recipe, dpo_words(parts, data, "--resume_from_checkpoint")))
+    train(read_recipe(recipe, short_words(parts, data, resume_from_checkpoint="true")))
     assert_equal_weights(whole, parts)
     first, second = (read_metrics(folder / "metrics.jsonl") for folder in (whole, parts))
     assert [(entry["step"], entry.get("loss")) for entry in first] == [
@@ -207,8 +235,8 @@ def assert_equal_weights(one: Path, other: Path) -> None:
 
 
 def test_a_finished_run_is_kept_when_another_one_starts_in_its_folder(dpo: Path, tmp_path: Path) -> None:
-    words = dpo_words(tmp_path / "run", dpo.parent / "pairs.jsonl", "--max_steps=1", "--held_out_pairs=0")
-    words += ["--dataset_test_name=null", "--save_strategy=no"]
+    data = dpo.parent / "pairs.jsonl"
+    words = short_words(tmp_path / "run", data, max_steps=1, save_strategy="no", **UNJUDGED)
     for _ in range(2):
         train(read_recipe(str(PATH / "dpo.yaml"), words))
     previous = {path.name for path in (tmp_path / "run" / "previous" / "1").iterdir()}
@@ -218,7 +246,7 @@ def test_a_finished_run_is_kept_when_another_one_starts_in_its_folder(dpo: Path,
 def test_token_ids_are_for_reward_models(tmp_path: Path) -> None:
     rows = [{"chosen_ids": [5, 6, 7], "rejected_ids": [5, 6, 8]}] * 16
     (tmp_path / "ids.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = dpo_words(tmp_path / "run", tmp_path / "ids.jsonl", "--held_out_pairs=0", "--dataset_test_name=null")
+    words = short_words(tmp_path / "run", tmp_path / "ids.jsonl", **UNJUDGED)
     with pytest.raises(ConfigError, match="no column `chosen`, `rejected`"):
         train(read_recipe(str(PATH / "dpo.yaml"), words))
     assert not (tmp_path / "run").exists()
@@ -229,7 +257,7 @@ def test_token_ids_are_for_reward_models(tmp_path: Path) -> None:
 def test_two_processes_train_as_one(dpo: Path, tmp_path: Path) -> None:
     """Half the batch on each: the same steps, held-out figures and records as one process has."""
     data = dpo.parent / "pairs.jsonl"
-    words = dpo_words(tmp_path / "run", data, "--per_device_train_batch_size=8")
+    words = short_words(tmp_path / "run", data, per_device_train_batch_size=8)
     launch = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
         [*launch, "-m", "trl_algos", "train", str(PATH / "dpo.yaml"), *words],
@@ -241,8 +269,9 @@ def test_two_processes_train_as_one(dpo: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     one, two = summary(dpo), summary(tmp_path / "run")
     assert one["pairs"] == two["pairs"]
-    for when in ("before", "after"):
+    # The first of the eight steps in which a batch is not full is filled up on several processes, as accelerate does.
+    for when, tolerance in (("before", 1e-5), ("after", 0.05)):
         assert one["held_out"][when].keys() == two["held_out"][when].keys()
         for name, value in one["held_out"][when].items():
-            assert two["held_out"][when][name] == pytest.approx(value, abs=2e-3), name
+            assert two["held_out"][when][name] == pytest.approx(value, abs=tolerance), name
     assert [e["step"] for e in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in e] == [*range(1, 9)]
