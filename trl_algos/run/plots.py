@@ -214,6 +214,7 @@ def _panels(runs: Sequence[Run], metrics: Sequence[str] | None, problems: list[s
         for key in keys
     }
     if metrics is None:
+        # Losses of different algorithms are no measure of one another.
         panels = [(title, key) for key, title in titles.items() if key in logged and key != "loss"]
         if not panels:
             problems.append(f"`metrics`: these runs logged none of {', '.join(titles)}; name some of theirs.")
