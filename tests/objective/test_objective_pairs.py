@@ -38,7 +38,7 @@ def test_all_of_dpo() -> None:
         "pairs: 4 x 8 micro-batches per process and optimizer step, L the mean of theirs; of prompt and completion "
         "together the beginning is kept, up to 512 tokens",
         f"loss: sigmoid: l = L(h), {H.format(0.2)}",
-        "ln π: sum over the completion's tokens, the end-of-sequence token included",
+        "ln π: sum over the completion's tokens, the end-of-sequence token that plain text gets included",
         "reference: the model that the run starts from",
         "gradient: through π in l; constant: π_ref",
     ]
