@@ -109,6 +109,16 @@ def test_list_names_every_row(capsys: pytest.CaptureFixture[str]):
         assert ("groups" in parts.split("needs")[1]) == ("groups" in row.needs)
 
 
+@pytest.mark.parametrize("key", PREFERENCE_ALGORITHMS)
+def test_list_shows_what_an_algorithm_on_pairs_sets(key: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["list", key]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    row = PREFERENCE_ALGORITHMS[key]
+    assert lines[0].split(None, 1) == [key, f"{row.title} ({row.paper})"]
+    assert lines[2:-1] == sorted(f"{name}: {value}" for name, value in row.defaults.items())
+    assert lines[-1] == f"Differs from the paper: {row.differs}"
+
+
 def test_exit_code_of_the_process():
     """The one check of the real process: code 2, the message on stderr, no traceback; before anything heavy loads."""
     result = subprocess.run(
@@ -126,6 +136,10 @@ from trl_algos.cli import main
 recipe = sys.argv[1]
 for words in ["list"], ["list", "dapo"], ["check", recipe], ["explain", recipe], ["init", "dapo"], ["trian"]:
     main(words)
+for key in "dpo", "bradley_terry":
+    for words in ["list", key], ["init", key], ["check", f"{key}.yaml"], ["explain", f"{key}.yaml"]:
+        assert main(words) == 0
+assert main(["explain", "--diff", recipe, "dpo.yaml"]) == 0
 sys.exit(bool({"torch", "transformers", "trl", "datasets"} & set(sys.modules)))
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trl import DPOConfig, RewardConfig
 
-from trl_algos import PREFERENCE_ALGORITHMS, BradleyTerryConfig, PreferenceConfig
+from trl_algos import PREFERENCE_ALGORITHMS, BradleyTerryConfig, PolicyConfig, PreferenceConfig
 from trl_algos.core import bradley_terry_loss
 from trl_algos.errors import ConfigError
 from trl_algos.preference_algorithms import preference_keys
@@ -17,7 +17,9 @@ POLICY_KEYS = preference_keys("policy")
 
 
 def config(**settings):
-    return PreferenceConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
+    return PreferenceConfig(
+        **{"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none", **settings}
+    )
 
 
 def reward_config(**settings):
@@ -90,6 +92,12 @@ def test_what_is_set_wins() -> None:
         ({"precompute_ref_batch_size": 3}, "`precompute_ref_batch_size`"),
         ({"truncation_mode": "keep"}, "`truncation_mode`: 'keep'"),
         ({"ld_alpha": 2}, "`ld_alpha`: 2 is out of range; it must be between 0 and 1"),
+        ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor`: 0.1 has no effect"),
+        ({"save_strategy": "best"}, "`save_strategy`: best needs evaluations"),
+        ({"fp16": True, "bf16": True}, "`fp16`: true together with `bf16`"),
+        ({"per_device_train_batch_size": 0}, "`per_device_train_batch_size`: 0 is out of range"),
+        ({"sync_ref_model": True, "precompute_ref_log_probs": True}, "`sync_ref_model`: true moves the reference"),
+        ({"loss_type": "ipo"}, "`loss_type`: 'ipo' is replaced by `algorithm`. Set `algorithm: ipo`"),
         ({"max_length": 1}, "`max_length`: 1 is out of range; it must be a whole number of tokens, 2 or more"),
         ({"algorithm": "dpoo"}, "`algorithm`: 'dpoo' is not one of dpo.* Did you mean 'dpo'"),
         ({"algorithm": "bradley_terry"}, "It is one of BradleyTerryConfig and BradleyTerryTrainer"),
@@ -113,3 +121,20 @@ def test_a_reward_model_has_its_own_ranges() -> None:
         reward_config(pad_token="<eos>")
     with pytest.raises(ConfigError, match="It is one of PreferenceConfig"):
         reward_config(algorithm="dpo")
+
+
+@pytest.mark.parametrize("settings", [{"save_strategy": "best"}, {"learning_rate": -1.0}, {"save_total_limit": 0}])
+def test_what_every_trainer_refuses_is_said_of_a_reward_model_by_key(settings) -> None:
+    (name,) = settings
+    with pytest.raises(ConfigError, match=f"^`{name}`: "):
+        reward_config(**settings)
+
+
+def test_a_loss_that_is_another_algorithm_s_is_doubted() -> None:
+    with pytest.warns(UserWarning, match="`nll_coef` is 0, so rpo is the loss of dpo"):
+        config(algorithm="rpo", nll_coef=0.0)
+
+
+def test_a_policy_s_config_names_the_classes_for_pairs() -> None:
+    with pytest.raises(ConfigError, match=r"'dpo' is not one of grpo, .* It is one of PreferenceConfig"):
+        PolicyConfig("unused", algorithm="dpo", use_cpu=True, bf16=False)

@@ -6,7 +6,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from trl_algos._version import __version__
 from trl_algos.errors import ConfigError, RewardError, SamplingError, nearest
@@ -130,64 +129,18 @@ def _explain(words: list[str]) -> int:
 
 
 def _list(words: list[str]) -> int:
+    from trl_algos.recipe.explain import described
+    from trl_algos.recipe.listing import all_algorithms, one_algorithm
     from trl_algos.recipe.schema import every_key
-    from trl_algos.settings.kinds import KINDS, WHO, keys_of
 
     if words == ["rewards"]:
         return _list_rewards()
     if words and all(word in every_key() for word in words):
-        return _list_settings(words)
-    _known_algorithms("list", words)
-    for word in words:
-        _list_algorithm(word)
-        _write("\n".join(f"{'':<22} {line}" for line in _settings_of(word)))
-        _write(f"{'':<22} Differs from the paper: {_row(word).differs or 'none'}")
-    for kind in KINDS if not words else ():
-        _write(f"{WHO[kind][0].upper()}{WHO[kind][1:]}:")
-        for key in keys_of(kind):
-            _list_algorithm(key)
-    return 0
-
-
-def _list_algorithm(key: str) -> None:
-    """Two lines about an algorithm: its name, and the parts of its objective."""
-    from trl_algos.algorithms import Algorithm, table_cells
-
-    row = _row(key)
-    _write(f"{row.key:<22} {row.title} ({row.paper})")
-    if isinstance(row, Algorithm):
-        cells = table_cells(row)
-        parts = " · ".join(cells[name] for name in ("advantage", "surrogate", "ratio", "aggregation"))
-        _write(f"{'':<22} {parts} · KL {cells['KL']} · needs {cells['needs']}")
+        lines = [described(word) for word in words]
     else:
-        _write(f"{'':<22} {row.formula_name} · settings {', '.join(row.defaults)}")
-
-
-def _row(key: str) -> Any:
-    from trl_algos.settings.kinds import row_of
-
-    return row_of(key)
-
-
-def _settings_of(key: str) -> list[str]:
-    """All that an algorithm sets by itself, as lines of a recipe."""
-    from trl_algos.recipe.explain import shown
-    from trl_algos.recipe.reading import read_recipe
-
-    recipe = read_recipe(None, ["--algorithm", key])
-    names = [name for name, source in recipe.sources.items() if source not in ("default", "command line")]
-    return [
-        f"{name}: {shown(recipe.values[name])}"
-        for name in sorted(names)
-        if not recipe.sources[name].startswith("follows")
-    ]
-
-
-def _list_settings(words: list[str]) -> int:
-    from trl_algos.recipe.explain import described
-
-    for word in words:
-        _write(described(word))
+        _known_algorithms("list", words)
+        lines = [line for word in words for line in one_algorithm(word)] or list(all_algorithms())
+    _write("\n".join(lines))
     return 0
 
 

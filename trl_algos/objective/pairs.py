@@ -108,7 +108,7 @@ def _dpo_formula(settings: Settings, row: PreferenceAlgorithm) -> str:
 
 def _log_probability(settings: Settings, row: PreferenceAlgorithm) -> str:
     over = "mean" if row.formula_name == "ipo" else "sum"
-    text = f"{over} over the completion's tokens, the end-of-sequence token included"
+    text = f"{over} over the completion's tokens, the end-of-sequence token that plain text gets included"
     alpha = settings["ld_alpha"]
     if alpha is None:
         return text

@@ -11,6 +11,7 @@ from typing import Any
 
 from trl_algos.data.spec import DataSpec, data_problems, local_columns
 from trl_algos.errors import ConfigError
+from trl_algos.recipe.measured import needs_test_split
 from trl_algos.recipe.model_checks import chat_template_problems, trained_model_problems
 from trl_algos.recipe.pair_checks import pair_problems
 from trl_algos.recipe.policy_checks import policy_problems
@@ -58,12 +59,6 @@ def data_spec(recipe: Recipe) -> DataSpec:
     keys = {field.name for field in fields(DataSpec)} - {"rows"}
     rows = "prompts" if recipe.kind == "policy" else "pairs"
     return DataSpec(**{key: recipe.values[key] for key in keys}, rows=rows)
-
-
-def needs_test_split(values: Mapping[str, Any]) -> bool:
-    """Whether something is measured on the test split."""
-    held_out = values.get("held_out_prompts") or values.get("held_out_pairs")
-    return bool(held_out) or values["eval_strategy"] != "no"
 
 
 def _file_problems(values: Any) -> Iterator[str]:

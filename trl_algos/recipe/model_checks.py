@@ -69,6 +69,8 @@ def chat_template_problems(values: Mapping[str, Any]) -> Iterator[str]:
     key = "system_prompt" if values["system_prompt"] is not None else "conversational"
     if folder is None or not (values["system_prompt"] is not None or values["conversational"]):
         return
+    if values.get("chat_template_path") is not None:
+        return
     files = Path(folder)
     config = files / "tokenizer_config.json"
     try:

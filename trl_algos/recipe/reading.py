@@ -30,6 +30,7 @@ _PATHS = (
     "dataset_name",
     "dataset_test_name",
     "resume_from_checkpoint",
+    "chat_template_path",
 )
 
 FILE_OR_BLOCK = ("deepspeed", "accelerator_config", "fsdp_config")

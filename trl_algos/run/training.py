@@ -13,7 +13,8 @@ from trl_algos.data.loading import load_data
 from trl_algos.errors import ConfigError
 from trl_algos.recipe import schema
 from trl_algos.recipe.arguments import Arguments, build
-from trl_algos.recipe.checks import data_spec, needs_test_split
+from trl_algos.recipe.checks import data_spec
+from trl_algos.recipe.measured import needs_test_split
 from trl_algos.recipe.reading import Recipe
 from trl_algos.run.checkpoints import checkpoint_to_resume
 from trl_algos.run.folder import (

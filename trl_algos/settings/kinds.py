@@ -74,5 +74,6 @@ def row_of(key: str) -> Algorithm | PreferenceAlgorithm:
 
 def unknown_algorithm(key: Any, kind: str) -> str:
     """The message about a key that is none of a kind; one of another kind is told its classes."""
-    problem = unknown_name("algorithm", key, keys_of(kind))
-    return f"{problem} It is one of {CLASSES[kind_of(key)]}." if key in all_keys() else problem
+    if key not in all_keys():
+        return unknown_name("algorithm", key, keys_of(kind))
+    return f"`algorithm`: {key!r} is not one of {', '.join(keys_of(kind))}. It is one of {CLASSES[kind_of(key)]}."

@@ -27,6 +27,7 @@ from trl_algos.errors import ConfigError, unknown_name
 from trl_algos.settings.combinations import combination_problems
 from trl_algos.settings.critic import has_critic, resolve_critic
 from trl_algos.settings.kinds import unknown_algorithm
+from trl_algos.settings.preference import LOSS_TYPES as LOSS_TYPES_OF_PAIRS
 from trl_algos.settings.ranges import range_problems
 from trl_algos.settings.resolved import Resolution, of_row
 from trl_algos.settings.sampling import resolve_sampling
@@ -107,6 +108,8 @@ def _replaced_problems(values: Mapping[str, Any]) -> Iterator[str]:
     if loss_type is not None:
         if loss_type in LOSS_TYPES:
             yield f"`loss_type`: {loss_type!r} is replaced by `algorithm` and its parts. Set {LOSS_TYPES[loss_type]}."
+        elif (str(loss_type),) in LOSS_TYPES_OF_PAIRS:
+            yield f"`loss_type`: {loss_type!r} is `algorithm: {LOSS_TYPES_OF_PAIRS[str(loss_type),]}`, on pairs."
         else:
             unknown = unknown_name("algorithm", loss_type, ALGORITHMS)
             yield f"`loss_type`: {loss_type!r} is replaced by `algorithm`. {unknown}"
