@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all lint types format check clean
+.PHONY: help setup quickstart rlhf test test-all lint types format check clean
 
 help:
 	@echo "make quickstart   set up, then train the bundled model on arithmetic (a few minutes on a CPU)"
+	@echo "make rlhf         set up, then the path from pairs to policies on a CPU: reward model, PPO and GRPO, DPO"
 	@echo "make test         set up, then run the tests"
 	@echo "make check        lint, types and tests, as CI does"
 	@echo "make lint | types | format"
@@ -20,9 +21,15 @@ help:
 
 setup: .venv/.ready
 
+LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
+
 quickstart: setup
-	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-		-m trl_algos train recipes/quickstart.yaml
+	$(LAUNCH) -m trl_algos train recipes/quickstart.yaml
+
+# In this order: the second and the third are rewarded by the model that the first one trains.
+RLHF := 1_reward_model 2_ppo 2_grpo dpo
+rlhf: setup
+	for stage in $(RLHF); do $(LAUNCH) -m trl_algos train recipes/rlhf_arithmetic/$$stage.yaml || exit 1; done
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests

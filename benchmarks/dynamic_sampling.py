@@ -60,12 +60,12 @@ def train(name: str, generations: int, seed: int, steps: int, folder: str) -> Fi
     words = {"dynamic_sampling": dynamic, "num_generations": generations, "seed": seed, "max_steps": steps}
     words = [f"--{key}={value}" for key, value in (words | {"output_dir": folder}).items()]
     arguments = build(checked_recipe(str(ROOT / "recipes/quickstart.yaml"), words))
-    arguments.policy.model_init_kwargs = {"dtype": arguments.model.dtype}
+    arguments.trainer.model_init_kwargs = {"dtype": arguments.model.dtype}
     held_out = arithmetic("test")
     trainer = PolicyTrainer(
         bundled_model_path(),
         load_rewards(arguments.run.reward_funcs, held_out.column_names),
-        arguments.policy,
+        arguments.trainer,
         train_dataset=arithmetic("train"),
     )
     if name.startswith(NAIVE):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trl_algos import ALGORITHMS
+from trl_algos import ALGORITHMS, PREFERENCE_ALGORITHMS
 from trl_algos.cli import main
 
 SETTINGS = {
@@ -90,14 +90,33 @@ def test_usage(capsys: pytest.CaptureFixture[str]):
 
 def test_list_names_every_row(capsys: pytest.CaptureFixture[str]):
     assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[::2]] == list(ALGORITHMS)
+    heads = {"Algorithms that sample:", "Policies trained on preference pairs:", "Reward models:"}
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if line in heads] == sorted(heads)
+    lines = [line for line in said if line not in heads]
+    assert [line.split()[0] for line in lines[::2]] == [*ALGORITHMS, *PREFERENCE_ALGORITHMS]
+    for row, line, parts in zip(
+        PREFERENCE_ALGORITHMS.values(), lines[::2][len(ALGORITHMS) :], lines[1::2][len(ALGORITHMS) :], strict=True
+    ):
+        assert row.title in line
+        assert parts.endswith(f"settings {', '.join(row.defaults)}")
+    lines = lines[: 2 * len(ALGORITHMS)]
     for row, line, parts in zip(ALGORITHMS.values(), lines[::2], lines[1::2], strict=True):
         assert row.title in line
         assert row.paper in line
         assert f" {row.surrogate.__name__} · {row.ratio_level} · {row.aggregation} " in parts
         assert ("reward" if row.kl_placement == "reward" else row.kl_placement) in parts
         assert ("groups" in parts.split("needs")[1]) == ("groups" in row.needs)
+
+
+@pytest.mark.parametrize("key", PREFERENCE_ALGORITHMS)
+def test_list_shows_what_an_algorithm_on_pairs_sets(key: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["list", key]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    row = PREFERENCE_ALGORITHMS[key]
+    assert lines[0].split(None, 1) == [key, f"{row.title} ({row.paper})"]
+    assert lines[2:-1] == sorted(f"{name}: {value}" for name, value in row.defaults.items())
+    assert lines[-1] == f"Differs from the paper: {row.differs}"
 
 
 def test_exit_code_of_the_process():
@@ -117,6 +136,10 @@ from trl_algos.cli import main
 recipe = sys.argv[1]
 for words in ["list"], ["list", "dapo"], ["check", recipe], ["explain", recipe], ["init", "dapo"], ["trian"]:
     main(words)
+for key in "dpo", "bradley_terry":
+    for words in ["list", key], ["init", key], ["check", f"{key}.yaml"], ["explain", f"{key}.yaml"]:
+        assert main(words) == 0
+assert main(["explain", "--diff", recipe, "dpo.yaml"]) == 0
 sys.exit(bool({"torch", "transformers", "trl", "datasets"} & set(sys.modules)))
 """
 
@@ -212,7 +235,7 @@ def test_output_that_nobody_reads():
     command = f"{sys.executable} -m trl_algos list | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert result.stderr == ""
-    assert result.stdout.startswith("grpo")
+    assert result.stdout == "Algorithms that sample:\n"
 
 
 def test_other_processes_of_a_launch_say_nothing(monkeypatch: pytest.MonkeyPatch, capsys: Any):

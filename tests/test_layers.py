@@ -16,23 +16,30 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_version": (set(), set()),
     "errors": (set(), set()),
+    "preference_rows": (set(), set()),
     "models": ({"errors"}, set()),
     "core": (set(), {"torch"}),
     "algorithms": ({"core"}, {"torch"}),
     "preference_algorithms": ({"core"}, {"torch"}),
-    "objective": ({"algorithms", "core"}, set()),
+    "objective": ({"algorithms", "core", "preference_algorithms"}, set()),
     "settings": ({"algorithms", "core", "errors", "models", "preference_algorithms"}, set()),
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
-    "preference_config": ({"_compat", "errors", "preference_algorithms"}, {"trl"}),
+    "preference_config": ({"_compat", "errors", "preference_algorithms", "settings"}, {"trl"}),
     "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
-        {"core", "algorithms", "config", "_compat", "errors", "models", "preference_config", "rewards", "settings"},
+        {
+            *("core", "algorithms", "config", "_compat", "errors", "models", "preference_config", "preference_rows"),
+            *("rewards", "settings"),
+        },
         {"trl", "transformers", "accelerate", "torch", "peft", "safetensors", "deepspeed", "numpy", "datasets"},
     ),
-    "data": ({"errors"}, {"datasets", "pyarrow", "reasoning_gym"}),
+    "data": ({"errors", "preference_algorithms", "preference_rows"}, {"datasets", "pyarrow", "reasoning_gym"}),
     "recipe": (
-        {"algorithms", "config", "data", "errors", "models", "objective", "rewards", "settings"},
+        {
+            *("algorithms", "config", "data", "errors", "models", "objective", "preference_algorithms"),
+            *("preference_config", "rewards", "settings"),
+        },
         {"yaml", "trl", "transformers", "accelerate"},
     ),
     "run": (
@@ -44,7 +51,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"_version", "algorithms", "config", "errors", "preference_algorithms", "preference_config", "trainers"},
         set(),
     ),
-    "cli": ({"_version", "algorithms", "errors", "preference_algorithms", "recipe", "rewards", "run"}, set()),
+    "cli": (
+        {"_version", "algorithms", "errors", "preference_algorithms", "recipe", "rewards", "run", "settings"},
+        set(),
+    ),
     "__main__": ({"cli"}, set()),
 }
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from trl import DPOConfig, RewardConfig
 
-from trl_algos import PREFERENCE_ALGORITHMS, BradleyTerryConfig, PreferenceConfig
-from trl_algos.cli import main
+from trl_algos import PREFERENCE_ALGORITHMS, BradleyTerryConfig, PolicyConfig, PreferenceConfig
 from trl_algos.core import bradley_terry_loss
 from trl_algos.errors import ConfigError
 from trl_algos.preference_algorithms import preference_keys
-from trl_algos.settings.resolution import resolve
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 POLICY_KEYS = preference_keys("policy")
 
 
 def config(**settings):
-    return PreferenceConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
+    return PreferenceConfig(
+        **{"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none", **settings}
+    )
 
 
 def reward_config(**settings):
@@ -74,10 +74,13 @@ def test_what_is_set_wins() -> None:
     [
         ({"label_smoothing": 0.1}, "`label_smoothing`: 0.1 has no effect with `algorithm` dpo; .*cdpo, robust_dpo"),
         ({"algorithm": "ipo", "nll_coef": 1.0}, "`nll_coef`: 1.0 has no effect with `algorithm` ipo; .* rpo"),
-        ({"algorithm": "cdpo", "label_smoothing": 0.5}, r"`label_smoothing`: 0.5 must be a number in \[0, 0.5\)"),
-        ({"beta": 0}, "`beta`: 0 must be a number above 0"),
+        (
+            {"algorithm": "cdpo", "label_smoothing": 0.5},
+            r"`label_smoothing`: 0.5 is out of range; it must be at least 0 and below 0.5",
+        ),
+        ({"beta": 0}, "`beta`: 0 is out of range; it must be above 0"),
         ({"beta": float("nan")}, "`beta`: nan"),
-        ({"algorithm": "rpo", "nll_coef": -1}, "`nll_coef`: -1 must be a number 0 or above"),
+        ({"algorithm": "rpo", "nll_coef": -1}, "`nll_coef`: -1 is out of range; it must be at least 0"),
         ({"algorithm": "rpo", "use_weighting": True}, "`use_weighting`"),
         ({"loss_type": ["hinge"]}, r"`loss_type`: \['hinge'\] is replaced by `algorithm`"),
         ({"loss_weights": [1.0]}, "`loss_weights`"),
@@ -88,8 +91,14 @@ def test_what_is_set_wins() -> None:
         ({"ref_model_sync_steps": 3}, "`ref_model_sync_steps`: 3 has no effect unless `sync_ref_model` is True"),
         ({"precompute_ref_batch_size": 3}, "`precompute_ref_batch_size`"),
         ({"truncation_mode": "keep"}, "`truncation_mode`: 'keep'"),
-        ({"ld_alpha": 2}, r"`ld_alpha`: 2 must be a number in \[0, 1\]"),
-        ({"max_length": 1}, "`max_length`: 1 must be"),
+        ({"ld_alpha": 2}, "`ld_alpha`: 2 is out of range; it must be between 0 and 1"),
+        ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor`: 0.1 has no effect"),
+        ({"save_strategy": "best"}, "`save_strategy`: best needs evaluations"),
+        ({"fp16": True, "bf16": True}, "`fp16`: true together with `bf16`"),
+        ({"per_device_train_batch_size": 0}, "`per_device_train_batch_size`: 0 is out of range"),
+        ({"sync_ref_model": True, "precompute_ref_log_probs": True}, "`sync_ref_model`: true moves the reference"),
+        ({"loss_type": "ipo"}, "`loss_type`: 'ipo' is replaced by `algorithm`. Set `algorithm: ipo`"),
+        ({"max_length": 1}, "`max_length`: 1 is out of range; it must be a whole number of tokens, 2 or more"),
         ({"algorithm": "dpoo"}, "`algorithm`: 'dpoo' is not one of dpo.* Did you mean 'dpo'"),
         ({"algorithm": "bradley_terry"}, "It is one of BradleyTerryConfig and BradleyTerryTrainer"),
     ],
@@ -114,9 +123,18 @@ def test_a_reward_model_has_its_own_ranges() -> None:
         reward_config(algorithm="dpo")
 
 
-@pytest.mark.parametrize("key", PREFERENCE_ALGORITHMS)
-def test_recipes_and_commands_say_that_they_cannot_do_it_yet(key: str, capsys) -> None:
-    assert main(["list", key]) == main(["init", key]) == 2
-    assert capsys.readouterr().err.count(f"{key} trains on preference pairs, which recipes") == 2
-    with pytest.raises(ConfigError, match=f"'{key}' trains on preference pairs, which recipes and the command line"):
-        resolve({"algorithm": key, "loss_type": None}, {})
+@pytest.mark.parametrize("settings", [{"save_strategy": "best"}, {"learning_rate": -1.0}, {"save_total_limit": 0}])
+def test_what_every_trainer_refuses_is_said_of_a_reward_model_by_key(settings) -> None:
+    (name,) = settings
+    with pytest.raises(ConfigError, match=f"^`{name}`: "):
+        reward_config(**settings)
+
+
+def test_a_loss_that_is_another_algorithm_s_is_doubted() -> None:
+    with pytest.warns(UserWarning, match="`nll_coef` is 0, so rpo is the loss of dpo"):
+        config(algorithm="rpo", nll_coef=0.0)
+
+
+def test_a_policy_s_config_names_the_classes_for_pairs() -> None:
+    with pytest.raises(ConfigError, match=r"'dpo' is not one of grpo, .* It is one of PreferenceConfig"):
+        PolicyConfig("unused", algorithm="dpo", use_cpu=True, bf16=False)

@@ -107,12 +107,13 @@ def test_the_table_of_former_names() -> None:
     assert rows.keys() == OF_PPO.keys() | FORMER_ARGUMENTS.keys()
     for key, message in OF_PPO.items():
         assert re.findall(r"`(\w+)`", rows[key]) == re.findall(r"`(\w+)`", message), key
-        assert set(re.findall(r"`(\w+)`", message)) <= settings().keys()
-        assert key not in settings()
+        assert set(re.findall(r"`(\w+)`", message)) <= settings("policy").keys()
+        assert key not in settings("policy")
 
 
 def test_the_keys_of_our_own_are_explained() -> None:
-    own = {key for key, setting in settings().items() if setting.part == "run" and not key.startswith("dataset_")}
+    run = [key for key, setting in settings("policy").items() if setting.part == "run"]
+    own = {key for key in run if not key.startswith("dataset_")}
     own |= {"dataset_parameters", "dataset_test_name", "reward_on_error", "reward_timeout", "extends", "env"}
     for key in own - {"ignore_bias_buffers"}:
         assert f"`{key}`" in README, key

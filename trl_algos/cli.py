@@ -97,12 +97,15 @@ def _train(words: list[str]) -> int:
     try:
         train(recipe)
     except ConfigError as error:
-        raise ConfigError([placed(named(message), recipe.written) for message in error.problems]) from error
+        raise ConfigError(
+            [placed(named(message, recipe.kind), recipe.written) for message in error.problems]
+        ) from error
     return 0
 
 
 def _check(words: list[str]) -> int:
-    from trl_algos.recipe.checks import checked_recipe, summary
+    from trl_algos.recipe.checks import checked_recipe
+    from trl_algos.recipe.summary import summary
 
     path, words = _recipe_and_words("check", words)
     processes, words = _taken(words, "--num_processes")
@@ -126,44 +129,18 @@ def _explain(words: list[str]) -> int:
 
 
 def _list(words: list[str]) -> int:
-    from trl_algos.algorithms import ALGORITHMS, table_cells
-    from trl_algos.recipe.schema import settings
+    from trl_algos.recipe.explain import described
+    from trl_algos.recipe.listing import all_algorithms, one_algorithm
+    from trl_algos.recipe.schema import every_key
 
     if words == ["rewards"]:
         return _list_rewards()
-    if words and all(word in settings() for word in words):
-        return _list_settings(words)
-    _known_algorithms("list", words)
-    for row in [ALGORITHMS[word] for word in words] or ALGORITHMS.values():
-        cells = table_cells(row)
-        parts = " · ".join(cells[name] for name in ("advantage", "surrogate", "ratio", "aggregation"))
-        _write(f"{row.key:<22} {row.title} ({row.paper})")
-        _write(f"{'':<22} {parts} · KL {cells['KL']} · needs {cells['needs']}")
-        if words:
-            _write("\n".join(f"{'':<22} {line}" for line in _settings_of(row.key)))
-            _write(f"{'':<22} Differs from the paper: {row.differs or 'none'}")
-    return 0
-
-
-def _settings_of(key: str) -> list[str]:
-    """All that an algorithm sets by itself, as lines of a recipe."""
-    from trl_algos.recipe.explain import shown
-    from trl_algos.recipe.reading import read_recipe
-
-    recipe = read_recipe(None, ["--algorithm", key])
-    names = [name for name, source in recipe.sources.items() if source not in ("default", "command line")]
-    return [
-        f"{name}: {shown(recipe.values[name])}"
-        for name in sorted(names)
-        if not recipe.sources[name].startswith("follows")
-    ]
-
-
-def _list_settings(words: list[str]) -> int:
-    from trl_algos.recipe.explain import described
-
-    for word in words:
-        _write(described(word))
+    if words and all(word in every_key() for word in words):
+        lines = [described(word) for word in words]
+    else:
+        _known_algorithms("list", words)
+        lines = [line for word in words for line in one_algorithm(word)] or list(all_algorithms())
+    _write("\n".join(lines))
     return 0
 
 
@@ -208,15 +185,13 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def _known_algorithms(command: str, words: list[str]) -> None:
-    from trl_algos.algorithms import ALGORITHMS
-    from trl_algos.preference_algorithms import NOT_A_RECIPE, PREFERENCE_ALGORITHMS
+    from trl_algos.settings.kinds import all_keys
 
+    known = all_keys()
     problems = [
-        f"{command}: {word} {NOT_A_RECIPE}"
-        if word in PREFERENCE_ALGORITHMS
-        else f"{command}: {word}: no such algorithm; there are {', '.join(ALGORITHMS)}.{nearest(word, ALGORITHMS)}"
+        f"{command}: {word}: no such algorithm; there are {', '.join(known)}.{nearest(word, known)}"
         for word in words
-        if word not in ALGORITHMS
+        if word not in known
     ]
     if problems:
         raise ConfigError(problems)

@@ -36,8 +36,13 @@ class SamplingError(RuntimeError):
 
 def nearest(value: object, allowed: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean 'x'?` with the allowed name that comes nearest to `value`, or nothing where none is near."""
-    near = difflib.get_close_matches(str(value), list(allowed), n=1, cutoff=cutoff)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = closest(value, allowed, cutoff)
+    return f" Did you mean {near!r}?" if near is not None else ""
+
+
+def closest(value: object, allowed: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The allowed name that comes nearest to `value`; None where none is near."""
+    return next(iter(difflib.get_close_matches(str(value), list(allowed), n=1, cutoff=cutoff)), None)
 
 
 def counted(number: int, noun: str) -> str:

@@ -30,6 +30,7 @@ class PreferenceAlgorithm:
         title: name in words.
         paper: arXiv id, or a citation where there is none.
         loss: TRL's `loss_type`, or the core function of a reward model's loss.
+        mode: mode of `core.dpo_loss` that the loss is, where it is not the one that TRL's is called after.
         defaults: config field -> the paper's value; the fields named here are all that the loss honours.
         differs: deviations from the paper, or what it leaves open.
         smoothing_for_trl: what TRL's loss must be told for a `label_smoothing`.
@@ -41,6 +42,7 @@ class PreferenceAlgorithm:
     loss: str | Callable[..., Tensor]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     differs: str = "none"
+    mode: str = ""
     smoothing_for_trl: Callable[[float], float] = _as_it_is
 
     @property
@@ -52,6 +54,11 @@ class PreferenceAlgorithm:
     def loss_name(self) -> str:
         """TRL's `loss_type`, or the name of the core function."""
         return self.loss if isinstance(self.loss, str) else self.loss.__name__
+
+    @property
+    def formula_name(self) -> str:
+        """Mode of `core.dpo_loss` that the loss is, or the name of a reward model's loss function."""
+        return self.mode or self.loss_name
 
 
 _BETA = {"beta": 0.1}
@@ -82,6 +89,7 @@ PREFERENCE_ALGORITHMS: Mapping[str, PreferenceAlgorithm] = {
             loss="robust",
             defaults=_BETA | {"label_smoothing": 0.1},
             differs="computed by TRL's robust loss, which equals this one at another smoothing",
+            mode="sigmoid",
             smoothing_for_trl=_preference.robust_smoothing_of_conservative,
         ),
         PreferenceAlgorithm(
@@ -119,8 +127,6 @@ def preference_keys(trains: str) -> tuple[str, ...]:
     return tuple(key for key, row in PREFERENCE_ALGORITHMS.items() if row.trains == trains)
 
 
-NOT_A_RECIPE = (
-    "trains on preference pairs, which recipes and the command line cannot do yet. In a script: PreferenceTrainer, or "
-    "BradleyTerryTrainer for a reward model (see the README)."
-)
-"""What is said of a key of these rows where a key of `ALGORITHMS` is wanted."""
+def honouring_keys(setting: str, trains: str) -> tuple[str, ...]:
+    """Keys of the rows that train a `policy`, or a `reward_model`, and honour a setting."""
+    return tuple(key for key in preference_keys(trains) if setting in PREFERENCE_ALGORITHMS[key].defaults)

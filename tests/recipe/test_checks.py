@@ -13,8 +13,10 @@ from trl_algos.data import bundled_model_path
 from trl_algos.errors import ConfigError
 from trl_algos.recipe import checks
 from trl_algos.recipe.arguments import build
-from trl_algos.recipe.checks import checked_recipe, data_spec, needs_test_split, summary
+from trl_algos.recipe.checks import checked_recipe, data_spec
+from trl_algos.recipe.measured import needs_test_split
 from trl_algos.recipe.reading import read_recipe
+from trl_algos.recipe.summary import summary
 
 SETTINGS: dict[str, Any] = {
     "algorithm": "dapo",

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS
 from trl_algos.recipe import schema
-from trl_algos.recipe.arguments import build
-from trl_algos.recipe.explain import difference, explanation, shown
+from trl_algos.recipe.arguments import Arguments, build
+from trl_algos.recipe.explain import described, difference, explanation, replaced_keys, shown
 from trl_algos.recipe.reading import Recipe, read_recipe
-from trl_algos.settings.resolution import REPLACED
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
@@ -35,18 +35,21 @@ def test_no_text_is_stored_in_vain() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_setting_shown_is_the_one_that_the_trainer_gets(name: str) -> None:
     recipe = read_recipe(f"recipes/{name}.yaml", ["--use_cpu", "--bf16=false"])
-    arguments = build(recipe)
+    check_settings(recipe, build(recipe))
+
+
+def check_settings(recipe: Recipe, arguments: Arguments) -> None:
     objects = {
         "run": arguments.run,
-        "policy": arguments.policy,
+        "trainer": arguments.trainer,
         "model": arguments.model,
         "mixture": arguments.mixture,
     }
     rows = table(recipe)
-    shown_keys = schema.settings().keys() - {"loss_type", *REPLACED}
+    shown_keys = schema.settings(recipe.kind).keys() - replaced_keys(recipe.kind)
     assert rows.keys() == shown_keys
     for key in shown_keys - WORKED_OUT:
-        setting = schema.settings()[key]
+        setting = schema.settings(recipe.kind)[key]
         value = getattr(objects[setting.part], key)
         assert rows[key] == shown(getattr(value, "value", value)), key
 
@@ -70,7 +73,7 @@ WORKED_OUT = {
 def table(recipe: Recipe) -> dict[str, str]:
     """Key -> value as shown, from the lines of the text."""
     lines = (re.match(r"  (\w+) {1,}(.*?) {2,}\S", line) for line in explanation(recipe))
-    return {line[1]: line[2].strip() for line in lines if line and line[1] in schema.settings()}
+    return {line[1]: line[2].strip() for line in lines if line and line[1] in schema.every_key()}
 
 
 def test_sources_are_told_apart(tmp_path: Path) -> None:
@@ -91,6 +94,63 @@ def test_sources_are_told_apart(tmp_path: Path) -> None:
 def test_doubts_are_told() -> None:
     text = "\n".join(explanation(read_recipe(None, ["--algorithm=rloo", "--num_iterations=2"])))
     assert "Doubts\n  Surrogate reinforce has no ratio" in text
+
+
+@pytest.mark.parametrize("key", PREFERENCE_ALGORITHMS)
+def test_every_setting_on_pairs_is_the_one_that_the_trainer_gets(key: str) -> None:
+    recipe = read_recipe(None, [f"--algorithm={key}", "--use_cpu", "--bf16=false", "--use_peft"])
+    check_settings(recipe, build(recipe))
+
+
+def test_sources_of_settings_on_pairs() -> None:
+    sources = read_recipe(None, ["--algorithm=cdpo", "--beta=0.1"]).sources
+    assert sources["beta"] == "command line"  # though it is the row's
+    assert sources["label_smoothing"] == "algorithm cdpo"
+    assert sources["nll_coef"] == "follows from `algorithm`"
+    assert sources["bf16"] == "follows from `fp16`"
+    assert sources["max_length"] == "default"
+    recipe = read_recipe(None, ["--algorithm=bradley_terry", "--use_peft"])
+    assert recipe.sources["lora_task_type"] == "follows from `algorithm`"
+    assert recipe.values["lora_task_type"] == "SEQ_CLS"
+    assert recipe.sources["center_rewards_coefficient"] == "algorithm bradley_terry"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--algorithm=cdpo", "--label_smoothing=0"], "`label_smoothing` is 0, so cdpo is the loss of dpo."),
+        (["--algorithm=rpo", "--nll_coef=0"], "`nll_coef` is 0, so rpo is the loss of dpo."),
+        (["--algorithm=bradley_terry"], "Nothing is held out (`held_out_pairs`, `eval_strategy`)"),
+    ],
+)
+def test_doubts_about_pairs_are_told(words: list[str], says: str) -> None:
+    assert f"Doubts\n  {says}" in "\n".join(explanation(read_recipe(None, words)))
+    settled = [*words[:1], "--held_out_pairs=8"]
+    assert "Doubts" not in "\n".join(explanation(read_recipe(None, settled)))
+
+
+def test_a_difference_between_kinds_shows_what_only_one_has() -> None:
+    first = read_recipe(None, ["--algorithm=grpo", "--seed=1"])
+    second = read_recipe(None, ["--algorithm=dpo", "--held_out_pairs=8", "--seed=1", "--max_length=64"])
+    text = "\n".join(difference(first, second))
+    objective, settings = text.split("\nSettings\n")
+    assert "< surrogate: clip" in objective
+    assert "> loss: sigmoid" in objective
+    rows = {tuple(line.split()[:3]) for line in settings.splitlines()}
+    assert {("<", "algorithm", "grpo"), (">", "algorithm", "dpo"), ("<", "beta", "0.04"), (">", "beta", "0.1")} <= rows
+    assert {("<", "num_generations", "8"), (">", "held_out_pairs", "8"), (">", "max_length", "64")} <= rows
+    names = [line.split()[1] for line in settings.splitlines()]
+    assert names == sorted(names)
+    assert not {"seed", "learning_rate", "temperature", "precompute_ref_log_probs"} & set(names)  # equal, or defaults
+
+
+def test_a_setting_is_described_for_each_kind_that_has_it() -> None:
+    assert described("output_dir").startswith("output_dir: str | None, default null\n  The output directory")
+    pairs = "policies trained on preference pairs"
+    assert described("held_out_pairs").splitlines()[0].endswith(f"; for {pairs} and reward models")
+    assert described("reward_funcs").splitlines()[0].endswith("; for algorithms that sample")
+    heads = [line for line in described("learning_rate").splitlines() if line.startswith("learning_rate")]
+    assert [head.split("; for ")[1] for head in heads] == [f"algorithms that sample and {pairs}", "reward models"]
 
 
 def test_a_difference_shows_what_changed_and_only_that() -> None:

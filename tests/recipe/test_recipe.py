@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
+from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_algos import ALGORITHMS, ConfigError, PolicyConfig
-from trl_algos.recipe.arguments import Arguments, build, named
+from trl_algos.recipe.arguments import CLASSES, Arguments, build, named
 from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.reading import read_recipe
-from trl_algos.recipe.run_arguments import RunArguments
+from trl_algos.recipe.run_arguments import PolicyRunArguments
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml"))
 ON_CPU = ("--use_cpu", "--report_to=none", "--output_dir=unused")
@@ -41,7 +42,7 @@ def problems(read: typing.Callable[..., Arguments], tmp_path: Path) -> typing.Ca
 
 
 def setting(recipe: Arguments, name: str) -> Any:
-    parts = (recipe.run, recipe.policy, recipe.model, recipe.mixture)
+    parts = (recipe.run, recipe.trainer, recipe.model, recipe.mixture)
     (value,) = [getattr(part, name) for part in parts if name in {f.name for f in fields(part)}]
     return value
 
@@ -278,7 +279,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, where: str):
 
 
 def test_overrides_alone():
-    assert build(read_recipe(None, [*ON_CPU, "--algorithm", "gspo"])).policy.epsilon == 3e-4
+    assert build(read_recipe(None, [*ON_CPU, "--algorithm", "gspo"])).trainer.epsilon == 3e-4
 
 
 # Recipes that extend others
@@ -383,12 +384,12 @@ def test_columns_that_rewards_read_stay(problems: typing.Callable[..., list[str]
 
 
 def test_command_line_over_file_over_row_over_trl(read: typing.Callable[..., Arguments]):
-    assert read("max_steps: 3").policy.temperature == 1.0  # TRL's default
-    assert read("algorithm: gspo").policy.epsilon == 3e-4  # the row
-    assert read("algorithm: gspo\nepsilon: 0.2").policy.epsilon == 0.2  # the file
-    assert read("algorithm: gspo\nepsilon: 0.2", "--epsilon=0.1").policy.epsilon == 0.1
-    assert read("algorithm: gspo", "--algorithm=dapo").policy.epsilon_high == 0.28
-    assert read("algorithm: gspo\nepsilon: 0.2", "--epsilon=null").policy.epsilon == 3e-4  # back to the row
+    assert read("max_steps: 3").trainer.temperature == 1.0  # TRL's default
+    assert read("algorithm: gspo").trainer.epsilon == 3e-4  # the row
+    assert read("algorithm: gspo\nepsilon: 0.2").trainer.epsilon == 0.2  # the file
+    assert read("algorithm: gspo\nepsilon: 0.2", "--epsilon=0.1").trainer.epsilon == 0.1
+    assert read("algorithm: gspo", "--algorithm=dapo").trainer.epsilon_high == 0.28
+    assert read("algorithm: gspo\nepsilon: 0.2", "--epsilon=null").trainer.epsilon == 3e-4  # back to the row
     assert read("use_peft: true", "--use_peft=false").model.use_peft is False
 
 
@@ -456,7 +457,7 @@ def test_an_override_hides_the_value_of_the_file_but_nothing_else(tmp_path: Path
         read_recipe(str(path), ["--use_cpu"])
     (message,) = error.value.problems
     assert message.startswith(f"{path}:1: `output_dir`")
-    assert build(read_recipe(str(path), ["--use_cpu", "--output_dir=x"])).policy.output_dir == "x"
+    assert build(read_recipe(str(path), ["--use_cpu", "--output_dir=x"])).trainer.output_dir == "x"
 
 
 # The environment
@@ -532,8 +533,8 @@ def test_a_plain_trl_recipe(read: typing.Callable[..., Arguments]):
     assert recipe.model.lora_target_modules == ["q_proj", "v_proj"]
     assert recipe.model.lora_modules_to_save == ["lm_head"]
     assert (recipe.model.use_peft, recipe.model.lora_r, recipe.model.load_in_4bit) == (True, 32, True)
-    assert recipe.policy.learning_rate == 1e-5
-    assert recipe.policy.gradient_checkpointing_kwargs == {"use_reentrant": False}
+    assert recipe.trainer.learning_rate == 1e-5
+    assert recipe.trainer.gradient_checkpointing_kwargs == {"use_reentrant": False}
     assert recipe.run.reward_funcs == ["accuracy_reward", "think_format_reward"]
     assert recipe.run.dataset_name == "trl-lib/DeepMath-103K"
 
@@ -549,10 +550,11 @@ def test_a_mixture_of_data_sets(read: typing.Callable[..., Arguments]):
     assert recipe.mixture.streaming is True
 
 
-def test_one_home_per_key():
+@pytest.mark.parametrize("kind", CLASSES)
+def test_one_home_per_key(kind: str):
     """A key must not be a field of two dataclasses: only one of them would get it."""
     seen: set[str] = set()
-    for annotation in typing.get_type_hints(Arguments).values():
+    for annotation in (*CLASSES[kind], ModelConfig, DatasetMixtureConfig):
         own = {f.name for f in fields(annotation) if f.init}
         assert not own & seen
         seen |= own
@@ -567,10 +569,10 @@ def test_our_recipes_parse(path: Path):
     for key, value in yaml.safe_load(path.read_text()).items():
         if isinstance(value, bool | int) and key != "env":
             assert setting(recipe, key) == value or 0 < value < 1
-    for part, annotation in typing.get_type_hints(Arguments).items():
-        hints = typing.get_type_hints(annotation)
-        for f in fields(annotation):
-            value = getattr(getattr(recipe, part), f.name)
+    for part in (recipe.run, recipe.trainer, recipe.model, recipe.mixture):
+        hints = typing.get_type_hints(type(part))
+        for f in fields(part):
+            value = getattr(part, f.name)
             assert has_type(hints[f.name], value) or f.name in CONVERTED, (f.name, value, hints[f.name])
 
 
@@ -619,9 +621,9 @@ def test_the_type_check_sees_text_in_numbers():
 @pytest.mark.parametrize("key", ALGORITHMS)
 def test_the_algorithm_of_a_recipe_alone(read: typing.Callable[..., Arguments], key: str):
     recipe = read(f"algorithm: {key}")
-    assert isinstance(recipe.policy, PolicyConfig)
-    assert isinstance(recipe.run, RunArguments)
-    assert recipe.policy.algorithm == key
+    assert isinstance(recipe.trainer, PolicyConfig)
+    assert isinstance(recipe.run, PolicyRunArguments)
+    assert recipe.trainer.algorithm == key
 
 
 @pytest.mark.parametrize(
@@ -654,8 +656,8 @@ def test_text_that_yaml_takes_for_a_comment(read: typing.Callable[..., Arguments
 def test_options_without_a_value(problems: typing.Callable[..., list[str]], read: typing.Callable[..., Arguments]):
     (message,) = problems("algorithm: dapo", "--run_name")
     assert message == "`run_name`: is an option that needs a value."
-    assert read("algorithm: dapo", "--resume_from_checkpoint").policy.resume_from_checkpoint == "true"
-    assert read("algorithm: dapo\nresume_from_checkpoint: yes").policy.resume_from_checkpoint == "true"
+    assert read("algorithm: dapo", "--resume_from_checkpoint").trainer.resume_from_checkpoint == "true"
+    assert read("algorithm: dapo\nresume_from_checkpoint: yes").trainer.resume_from_checkpoint == "true"
 
 
 def test_variables_are_texts_as_they_stand(tmp_path: Path):
@@ -680,7 +682,7 @@ def test_numbers_are_those_of_yaml_1_2(
     if value is None:
         assert problems(f"max_steps: {text}")
     else:
-        assert read(f"max_steps: {text}").policy.max_steps == value
+        assert read(f"max_steps: {text}").trainer.max_steps == value
 
 
 @pytest.mark.parametrize(
@@ -727,5 +729,5 @@ def test_yaml_that_is_none_names_its_line(tmp_path: Path):
 
 
 def test_a_message_gets_the_key_that_it_speaks_of_in_front_once() -> None:
-    assert named("bad max_grad_norm") == "`max_grad_norm`: bad max_grad_norm"
-    assert named("`critic_max_grad_norm`: differs") == "`critic_max_grad_norm`: differs"
+    assert named("bad max_grad_norm", "policy") == "`max_grad_norm`: bad max_grad_norm"
+    assert named("`critic_max_grad_norm`: differs", "policy") == "`critic_max_grad_norm`: differs"

@@ -11,12 +11,15 @@ import pytest
 import yaml
 
 from trl_algos.cli import main
+from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS
 from trl_algos.recipe import schema
 from trl_algos.recipe.arguments import build
 from trl_algos.recipe.reading import read_recipe
+from trl_algos.settings.kinds import kind_of
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 EDITS, SHARDS = 2000, 8
+EDITS_OF_PAIRS, SHARDS_OF_PAIRS = 1000, 4
 ON_CPU = {"use_cpu": True, "bf16": False}
 
 VALUES: tuple[Any, ...] = (
@@ -45,9 +48,37 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-def edited(random_: random.Random) -> str:
+ON_PAIRS: dict[str, Any] = {
+    "model_name_or_path": "arithmetic-lm",
+    "dataset_name": "arithmetic_preferences",
+    "dataset_parameters": {"size": 64, "test_size": 16},
+    "max_length": 32,
+    "learning_rate": 1e-4,
+    "lr_scheduler_type": "cosine",
+    "max_steps": 3,
+    "per_device_train_batch_size": 4,
+    "held_out_pairs": 8,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "save_steps": 2,
+    "use_peft": True,
+    "lora_r": 8,
+    "output_dir": "runs/pairs",
+}
+
+
+def recipes_on_pairs() -> list[dict[str, Any]]:
+    return [{"algorithm": key, **ON_PAIRS} for key in PREFERENCE_ALGORITHMS]
+
+
+def recipes_of_policies() -> list[dict[str, Any]]:
+    recipes = [yaml.safe_load(path.read_text()) for path in RECIPES]
+    return [recipe for recipe in recipes if kind_of(recipe.get("algorithm")) == "policy"]
+
+
+def edited(recipes: list[dict[str, Any]], random_: random.Random) -> str:
     """The text of a recipe with one to three edits: of keys, of values, or of the text itself."""
-    settings = {**yaml.safe_load(random_.choice(RECIPES).read_text()), **ON_CPU}
+    settings = {**random_.choice(recipes), **ON_CPU}
     for _ in range(random_.randint(1, 3)):
         random_.choice(EDITS_OF_SETTINGS)(settings, random_)
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
@@ -59,12 +90,12 @@ def set_value(settings: dict[str, Any], random_: random.Random) -> None:
 
 
 def add_key(settings: dict[str, Any], random_: random.Random) -> None:
-    settings[random_.choice(list(schema.settings()))] = random_.choice(VALUES)
+    settings[random_.choice(list(schema.settings(kind_of(settings.get("algorithm")))))] = random_.choice(VALUES)
 
 
 def add_good_key(settings: dict[str, Any], random_: random.Random) -> None:
     """A key with its own default, or with twice as much."""
-    setting = random_.choice(list(schema.settings().values()))
+    setting = random_.choice(list(schema.settings(kind_of(settings.get("algorithm"))).values()))
     number = isinstance(setting.default, int | float) and not isinstance(setting.default, bool)
     settings[setting.name] = setting.default * random_.choice((1, 2)) if number else setting.default
 
@@ -117,14 +148,26 @@ def test_an_edited_recipe_gives_a_plan_or_a_message(
     shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "recipe.yaml"
-    plans = 0
-    for number in range(shard, EDITS, SHARDS):
-        text = edited(random.Random(number))
+    check_edits(recipes_of_policies(), range(shard, EDITS, SHARDS), capsys)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS_OF_PAIRS))
+def test_an_edited_recipe_on_pairs_gives_a_plan_or_a_message(
+    shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    check_edits(recipes_on_pairs(), range(shard, EDITS_OF_PAIRS, SHARDS_OF_PAIRS), capsys)
+
+
+def check_edits(recipes: list[dict[str, Any]], numbers: range, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every edit of these numbers, in the working folder."""
+    path, plans = Path("recipe.yaml"), 0
+    for number in numbers:
+        text = edited(recipes, random.Random(number))
         path.write_text(text, encoding="utf-8")
         code = main(["check", "recipe.yaml"])
         out, err = capsys.readouterr()
-        assert sorted(tmp_path.iterdir()) == [path], f"edit {number} wrote a file"
+        assert sorted(Path().iterdir()) == [path], f"edit {number} wrote a file"
         if code == 0:
             plans += 1
             check_that_it_builds(number)
@@ -133,7 +176,7 @@ def test_an_edited_recipe_gives_a_plan_or_a_message(
             assert out == "", number
             for message in err.splitlines()[1:]:
                 assert re.match(r"  (recipe\.yaml(:\d+)?: |`)", message), f"edit {number}: {message}"
-    assert EDITS / SHARDS * 0.05 < plans < EDITS / SHARDS * 0.7
+    assert len(numbers) * 0.05 < plans < len(numbers) * 0.7
 
 
 def check_that_it_builds(number: int) -> None:

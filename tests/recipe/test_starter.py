@@ -11,11 +11,13 @@ import yaml
 from trl_algos.algorithms import ALGORITHMS
 from trl_algos.cli import main
 from trl_algos.errors import ConfigError
+from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS
 from trl_algos.recipe import schema
 from trl_algos.recipe.checks import recipe_problems
 from trl_algos.recipe.reading import Recipe, read_recipe
 from trl_algos.recipe.starter import starter_text, write_starter
 from trl_algos.run.training import train
+from trl_algos.settings.kinds import all_keys, kind_of, row_of
 
 LAST_SECTION = "# What the algorithm sets by itself.\n"
 HIDDEN = re.compile(r"^#(\w+): ", re.MULTILINE)
@@ -38,27 +40,27 @@ def recipe_of(text: str, tmp_path: Path, *words: str) -> Recipe:
     return read_recipe(f"{tmp_path}/recipe.yaml", words)
 
 
-@pytest.mark.parametrize("key", ALGORITHMS)
+@pytest.mark.parametrize("key", all_keys())
 def test_nothing_is_wrong_with_it(key: str, tmp_path: Path):
     recipe = starter(key, tmp_path)
     assert recipe_problems(recipe) == []
     assert recipe.values["algorithm"] == key
 
 
-@pytest.mark.parametrize("key", ALGORITHMS)
+@pytest.mark.parametrize("key", all_keys())
 def test_it_holds_nothing_of_the_algorithm_but_its_group_size(key: str, tmp_path: Path):
     """Whatever the row decides comes from the row when the recipe runs, not from the day it was written."""
     recipe = starter(key, tmp_path)
-    assert set(recipe.given) & set(ALGORITHMS[key].defaults) <= {"num_generations"}
+    assert set(recipe.given) & set(row_of(key).defaults) <= {"num_generations"}
     assert not {"surrogate", "advantage_estimator", "ratio_level", "aggregation", "kl_placement"} & set(recipe.given)
 
 
-@pytest.mark.parametrize("key", ALGORITHMS)
+@pytest.mark.parametrize("key", all_keys())
 def test_what_the_algorithm_sets_changes_nothing_when_it_is_shown(key: str, tmp_path: Path):
     text = starter_text(key, "recipe.yaml")
     head, _, last = text.partition(LAST_SECTION)
     names = HIDDEN.findall(last)
-    assert set(ALGORITHMS[key].defaults) - {"num_generations"} <= set(names)
+    assert set(row_of(key).defaults) - {"num_generations"} <= set(names)
     again = recipe_of(head + shown(last, *names), tmp_path)
     assert recipe_problems(again) == []
     assert set(names) <= set(again.given)
@@ -82,9 +84,9 @@ def test_a_sample_per_prompt_where_the_algorithm_has_no_groups():
 
 
 def test_every_hidden_setting_exists_and_says_what_it_is():
-    for key in ALGORITHMS:
+    for key in all_keys():
         text = starter_text(key, "recipe.yaml")
-        assert set(HIDDEN.findall(text)) <= set(schema.settings())
+        assert set(HIDDEN.findall(text)) <= set(schema.settings(kind_of(key)))
         for name in HIDDEN.findall(text.partition(LAST_SECTION)[2]):
             assert re.search(rf"\n# .+\n#{name}: ", text), name
 
@@ -107,6 +109,37 @@ def test_it_can_be_made_one_s_own_by_what_stands_beside_the_lines(tmp_path: Path
     assert recipe.values["system_prompt"].endswith(r"\boxed{}.")
     assert recipe.values["prompt_template"] == "{question}"
     assert recipe.values["lora_target_modules"] == "all-linear"
+
+
+@pytest.mark.parametrize("key", PREFERENCE_ALGORITHMS)
+def test_one_on_pairs_can_be_made_one_s_own(key: str, tmp_path: Path):
+    """A chat model with LoRA on data of the Hub, with the values that the comments name."""
+    hidden = ("use_peft", "lora_r", "lora_alpha", "lora_target_modules", "column_mapping", "system_prompt")
+    text = shown(starter_text(key, "recipe.yaml"), *hidden, "save_steps", "test_split_size")
+    for name in ("use_cpu", "bf16", "save_strategy"):
+        text = re.sub(rf"^{name}: .*\n", "", text, flags=re.MULTILINE)
+    instead = {"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "dataset_name": "trl-lib/ultrafeedback_binarized"}
+    instead |= {"max_length": "1024", "per_device_train_batch_size": "4", "gradient_accumulation_steps": "16"}
+    instead |= {"learning_rate": "1e-4" if key == "bradley_terry" else "5e-6"}
+    for name, value in instead.items():
+        assert re.search(rf"^{name}: .*# <- .*{re.escape(value)}\b", text, re.MULTILINE), name
+        text = re.sub(rf"^{name}: [^#]*", f"{name}: {value} ", text, flags=re.MULTILINE)
+    recipe = recipe_of(text, tmp_path)
+    assert recipe_problems(recipe) == []
+    assert recipe.values["column_mapping"] == {"chosen": "better", "rejected": "worse"}
+    assert recipe.values["lora_task_type"] == ("SEQ_CLS" if key == "bradley_terry" else "CAUSAL_LM")
+
+
+@pytest.mark.parametrize(("key", "figure"), [("dpo", "rewards/accuracies"), ("bradley_terry", "accuracy")])
+def test_one_on_pairs_trains_as_it_stands(key: str, figure: str, tmp_path: Path):
+    folder = tmp_path / "run"
+    sizes = ("--max_steps=2", "--logging_steps=1", "--held_out_pairs=8", "--per_device_train_batch_size=8")
+    data = '--dataset_parameters={"size": 32, "test_size": 8}'
+    trainer = train(starter(key, tmp_path, *sizes, data, f"--output_dir={folder}"))
+    assert trainer.state.global_step == 2
+    summary: dict[str, Any] = json.loads((folder / "training_summary.json").read_text())
+    assert summary["algorithm"] == key
+    assert 0 <= summary["held_out"]["after"][figure] <= 1
 
 
 def test_rows_can_be_held_out_of_a_file(tmp_path: Path):

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from trl_algos.errors import ConfigError
 from trl_algos.run.folder import metrics_line, write_recipe
-from trl_algos.run.plots import PANELS, compare_runs, mean_and_band, plot_run
+from trl_algos.run.plots import PAIR_PANELS, PANELS, compare_runs, mean_and_band, plot_run
+from trl_algos.run.reliability import Reliability
 
 
 def entries(keys: list[str], steps: int = 30) -> list[dict[str, float]]:
@@ -251,3 +252,47 @@ def test_a_run_of_an_older_version_is_read_from_its_checkpoint(tmp_path: Path, d
     (tmp_path / "one/checkpoint-9/trainer_state.json").write_text(json.dumps({"log_history": rewards({9: 0.5})}))
     compare_runs([str(tmp_path / "one")], str(tmp_path / "out.png"))
     assert panels(drawn[0])["reward"].lines[0].get_xydata().tolist() == [[9, 0.5]]
+
+
+def drawn_axes(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    """The panels of the figures that are saved from now on."""
+    found: list[Axes] = []
+    save = Figure.savefig
+
+    def kept(figure: Figure, *args: Any, **kwargs: Any) -> None:
+        found.extend(axis for axis in figure.axes if axis.get_visible())
+        save(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", kept)
+    return found
+
+
+def test_a_run_on_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Both sides in one panel, and the reliability curve with the number of pairs at each point."""
+    axes = drawn_axes(monkeypatch)
+    log = entries(["loss", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected"])
+    curve = Reliability([math.nan, 0.6, 0.9], [math.nan, 0.5, 1.0], [0, 30, 12])
+    plot_run(log, tmp_path / "preference.png", "dpo: a run", PAIR_PANELS, {"after training": curve})
+    titles = [axis.get_title() for axis in axes]
+    assert titles == [
+        *("loss", "accuracy on the batch's pairs", "margin of the implicit reward", "log-probabilities (nats)"),
+        "right verdicts by confidence",
+    ]
+    assert [text.get_text() for text in axes[3].get_legend().get_texts()] == ["chosen", "rejected"]
+    line = next(line for line in axes[4].lines if line.get_label() == "after training")
+    assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == [(0.6, 0.5), (0.9, 1.0)]
+    assert [text.get_text() for text in axes[4].texts] == ["30", "12"]
+    assert curve.table() == {"confidence": [0.6, 0.9], "right": [0.5, 1.0], "pairs": [30, 12]}
+
+
+def test_runs_on_pairs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    axes = drawn_axes(monkeypatch)
+    for name, beta in (("one", 0.1), ("two", 0.5)):
+        lines = entries(["loss", "rewards/accuracies", "logps/chosen", "logps/rejected"])
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("".join(map(metrics_line, lines)))
+        write_recipe(tmp_path / name, {"algorithm": "dpo", "beta": beta, "output_dir": name})
+    compare_runs([str(tmp_path / "one"), str(tmp_path / "two")], str(tmp_path / "both.png"))
+    assert [axis.get_title() for axis in axes] == [
+        *("accuracy on the batch's pairs", "log-probabilities (nats): chosen", "log-probabilities (nats): rejected"),
+    ]

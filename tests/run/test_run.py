@@ -3,16 +3,14 @@
 import json
 import os
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_algos import load_critic
 from trl_algos.algorithms import ALGORITHMS
-from trl_algos.data import arithmetic, arithmetic_preferences, bundled_model_path
+from trl_algos.data import arithmetic, bundled_model_path
 from trl_algos.errors import ConfigError
 from trl_algos.recipe.reading import read_recipe
 from trl_algos.run.folder import read_metrics
@@ -159,33 +157,6 @@ def test_every_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     finally:
         ALGORITHMS.pop("rank_po", None)
     assert variables["trainer"].state.global_step == 20
-
-
-def test_the_example_of_a_reward_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reward model scores right sums 1 above wrong ones, as TRL has it read them; the critic starts from it."""
-    words = ["--reward_steps=60", "--ppo_steps=2", "--held_out_prompts=20", f"--output_dir={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", ["reward_model_then_ppo.py", *words])
-    variables = runpy.run_path(str(ROOT / "examples/reward_model_then_ppo.py"))
-    trainer, pairs = variables["trainer"], arithmetic_preferences("test")
-    assert trainer.state.global_step == 2
-    assert trainer.args.reward_weights == [1.0, 0.0]
-    tokenizer, scorer = trainer.reward_processing_classes[0], trainer.reward_funcs[0]
-    scores = []
-    for side in ("chosen", "rejected"):
-        texts = [row["prompt"] + row[side] for row in pairs]
-        read = tokenizer(texts, padding=True, padding_side="right", add_special_tokens=False, return_tensors="pt")
-        scores.append(scorer(**read).logits[:, 0])
-    right, wrong = scores
-    assert float((right - wrong).mean()) == pytest.approx(1.0, abs=0.01)
-    accuracy = variables["held_out_pairs"]["eval_accuracy"]
-    assert accuracy == pytest.approx(float((right > wrong).float().mean()), abs=1e-3)
-    both = torch.cat(scores)
-    assert scorer.config.reward_mean == pytest.approx(float(both.mean()), abs=1e-4)
-    assert scorer.config.reward_std == pytest.approx(float(both.std()), abs=1e-4)
-    assert accuracy > 0.55
-    saved = load_critic(tmp_path / "critic")  # two small steps away from the reward model
-    assert torch.allclose(saved.head.weight, scorer.score.weight, atol=0.01)
-    assert float(scorer.score.weight.abs().max()) > 0.03
 
 
 def test_nothing_is_written_when_the_reward_is_not_to_be_had(tmp_path: Path) -> None:

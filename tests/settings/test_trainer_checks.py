@@ -14,7 +14,12 @@ from trl_algos.settings.trainer_checks import (
     trainer_problems,
 )
 
-DEFAULTS = schema.defaults("policy") | {"num_generations": 8, "beta": 0.0, "num_iterations": 1, "bf16": False}
+DEFAULTS = schema.defaults("policy", "trainer") | {
+    "num_generations": 8,
+    "beta": 0.0,
+    "num_iterations": 1,
+    "bf16": False,
+}
 
 
 def problems(processes: int = 1, **settings: Any) -> list[str]:

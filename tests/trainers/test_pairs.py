@@ -4,7 +4,8 @@ import pytest
 from datasets import Dataset
 
 from trl_algos.errors import ConfigError
-from trl_algos.trainers.preference.pairs import checked_pairs, policy_judge, row_problem, score_judge
+from trl_algos.preference_rows import row_problem
+from trl_algos.trainers.preference.pairs import checked_pairs, policy_judge, score_judge
 
 
 def pair(prompt, chosen, rejected):

@@ -25,9 +25,10 @@ def dpo_loss(
 ) -> Tensor:
     """Mean loss of a batch of preference pairs under a reference policy.
 
-    Formula, with h = (ln π_w - ln π_l) - (ln π_ref,w - ln π_ref,l), w chosen, l rejected, e = `label_smoothing`,
-    L(x) = -ln sigmoid(beta x): sigmoid: (1 - e) L(h) + e L(-h). ipo: (h - 1 / (2 beta))².
-    hinge: max(0, 1 - beta h). robust: ((1 - e) L(h) - e L(-h)) / (1 - 2 e).
+    Formula, with h = (ln π_w - ln π_l) - (ln π_ref,w - ln π_ref,l), w chosen, l rejected,
+    L(x) = -ln sigmoid(beta x): sigmoid: L(h). If `label_smoothing`: (1 - e) L(h) + e L(-h) in its place,
+    e = `label_smoothing`. ipo: (h - 1 / (2 · beta))². hinge: max(0, 1 - beta h). robust: ((1 - e) L(h) - e L(-h)) /
+    (1 - 2 e), e = `label_smoothing`.
     Source: sigmoid: Rafailov et al. 2023, 2305.18290, eq. 7, with smoothing: Mitchell 2023, "A note on DPO with noisy
     preferences"; ipo: Azar et al. 2023, 2310.12036, eq. 17; hinge: Zhao et al. 2023, 2305.10425, with the
     reference policy of Liu et al. 2023, 2309.06657; robust: Ray Chowdhury et al. 2024, 2403.00409 (rDPO).
@@ -141,8 +142,9 @@ def bradley_terry_loss(
 ) -> Tensor:
     """Mean negative log-likelihood of preference pairs under the Bradley-Terry model of a reward model's scores.
 
-    Formula: mean(-q ln sigmoid(c - r - margin) - (1 - q) ln sigmoid(r - c - margin)) + center_coef · mean((c + r)²),
-    with q = (1 - e) p + e (1 - p), e = `label_smoothing`, p = `preference`; p = 1 and e = 0 leave the first term.
+    Formula: mean(-q ln sigmoid(c - r - margin) - (1 - q) ln sigmoid(r - c - margin)), with q = (1 - e) p + e (1 - p),
+    e = label_smoothing, p = preference; p = 1 and e = 0 leave the first term. If `center_coef`: plus
+    center_coef · mean((c + r)²).
     Source: Ouyang et al. 2022, 2203.02155, eq. 1; margin: Touvron et al. 2023, 2307.09288, eq. 2; centring:
     Eisenstein et al. 2023, 2312.09244, eq. 2; label noise: the cross-entropy of Mitchell 2023, "A note on DPO with
     noisy preferences", on scores; ties: p = 1/2 is half a win for either side.

@@ -130,7 +130,10 @@ def bundled_model_path() -> str:
     return str(files("trl_algos") / "bundled" / "arithmetic-lm")
 
 
-SOURCES: dict[str, Callable[..., "Dataset"]] = {"arithmetic": arithmetic}
+SOURCES: dict[str, Callable[..., "Dataset"]] = {
+    "arithmetic": arithmetic,
+    "arithmetic_preferences": arithmetic_preferences,
+}
 """Data sources by the name that a recipe gives; each takes the split as its first argument."""
 
 BUNDLED_MODELS: dict[str, Callable[[], str]] = {"arithmetic-lm": bundled_model_path}

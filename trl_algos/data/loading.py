@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trl_algos.data.files import BUILDERS, first_rows
+from trl_algos.data.forms import changes, columns_to_read, form_column_problems, made_columns, row_problems
 from trl_algos.data.generated import generated
-from trl_algos.data.prompts import PromptForm, column_problems, made_prompt, prompt_problems, template_fields
+from trl_algos.data.prompts import PromptForm
 from trl_algos.data.sources import kind_of, known_splits, local_path
 from trl_algos.data.spec import DataSpec, data_problems, tables, unequal_columns
 from trl_algos.data.tables import Table
@@ -25,7 +26,7 @@ _SPLIT_SEED = 0
 
 
 def load_data(spec: DataSpec, needs_test: bool) -> tuple[AnyDataset, AnyDataset | None]:
-    """The training and the test data, each with a column `prompt` in the form that the recipe asks for.
+    """The training and the test data, with prompts, or pairs of answers to them, in the form that the recipe asks for.
 
     Args:
         spec: what the recipe says.
@@ -155,15 +156,16 @@ def _prepared(dataset: AnyDataset, table: Table, form: PromptForm) -> AnyDataset
         ConfigError: a column is missing, or there are rows whose prompt cannot be used.
     """
     columns = _attempt(table, lambda: column_names(dataset))
-    problems = column_problems(table.key, table.name, columns, form)
+    problems = form_column_problems(table.key, table.name, columns, form)
     if problems:
         raise ConfigError(problems)
     dataset = dataset.rename_columns({old: new for new, old in form.mapping.items() if old != new})
-    used = list(dict.fromkeys(template_fields(form.template))) if form.template is not None else ["prompt"]
-    rows = _attempt(table, lambda: prompt_problems(f"`{table.key}`: {table.name!r}", _rows(dataset, used), form))
+    renamed = {old: new for new, old in form.mapping.items()}
+    used = columns_to_read([renamed.get(column, column) for column in columns], form)
+    rows = _attempt(table, lambda: row_problems(f"`{table.key}`: {table.name!r}", _rows(dataset, used), form))
     if rows:
         raise ConfigError(rows)
-    return _with_prompts(dataset, used, form) if form.template is not None or form.as_messages else dataset
+    return _remade(dataset, used, form) if changes(next(_rows(dataset, used))[1], form) else dataset
 
 
 def _rows(dataset: AnyDataset, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -176,21 +178,17 @@ def _rows(dataset: AnyDataset, columns: list[str]) -> Iterator[tuple[str, dict[s
             yield f"row {number}", dict(zip(columns, values, strict=True))
 
 
-def _with_prompts(dataset: AnyDataset, used: list[str], form: PromptForm) -> AnyDataset:
+def _remade(dataset: AnyDataset, used: list[str], form: PromptForm) -> AnyDataset:
     from datasets import Dataset, concatenate_datasets
 
     if not isinstance(dataset, Dataset):
-        return dataset.map(_prompt_column, fn_kwargs={"form": form})
-    # In memory, and the prompts alone: a cache would outlive a change of what makes them.
-    prompts = dataset.select_columns(used).map(
-        _prompt_column, fn_kwargs={"form": form}, remove_columns=used, keep_in_memory=True, load_from_cache_file=False
+        return dataset.map(made_columns, fn_kwargs={"form": form})
+    # In memory, and the made columns alone: a cache would outlive a change of what makes them.
+    made = dataset.select_columns(used).map(
+        made_columns, fn_kwargs={"form": form}, remove_columns=used, keep_in_memory=True, load_from_cache_file=False
     )
-    others = [column for column in dataset.column_names if column != "prompt"]
-    return concatenate_datasets([prompts, dataset.select_columns(others)], axis=1)
-
-
-def _prompt_column(row: dict[str, Any], form: PromptForm) -> dict[str, Any]:
-    return {"prompt": made_prompt(row, form)}
+    others = [column for column in dataset.column_names if column not in made.column_names]
+    return concatenate_datasets([made, dataset.select_columns(others)], axis=1) if others else made
 
 
 # Several data sets, and a test split taken out of the rows

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_algos.errors import nearest
+from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS
+from trl_algos.preference_rows import SIDES
 
 Prompt = str | list[dict[str, Any]]
 
@@ -27,17 +29,19 @@ class PromptForm:
         mapping: new names of columns, with the old ones.
         template: format string over the renamed columns; None where the column `prompt` is the prompt.
         system: text of a system message to put in front.
-        conversational: whether text becomes a user's message; None: only where there is a system message.
+        conversational: whether text becomes messages; None: only where there is a system message.
+        rows: "prompts" or "pairs".
     """
 
     mapping: Mapping[str, str]
     template: str | None = None
     system: str | None = None
     conversational: bool | None = None
+    rows: str = "prompts"
 
     @property
     def as_messages(self) -> bool:
-        """Whether prompts become lists of messages."""
+        """Whether text becomes lists of messages."""
         return self.system is not None if self.conversational is None else self.conversational
 
 
@@ -92,7 +96,7 @@ def mapped(columns: Sequence[str], form: PromptForm) -> list[str]:
 
 
 def column_problems(key: str, source: str, columns: Sequence[str], form: PromptForm) -> list[str]:
-    """What the form asks of the columns in vain.
+    """What a form of prompts asks of the columns in vain.
 
     Args:
         key: the recipe's key that names the data.
@@ -100,22 +104,17 @@ def column_problems(key: str, source: str, columns: Sequence[str], form: PromptF
         columns: its columns, before renaming.
         form: a form without problems of its own.
     """
-    problems = list(_mapping_problems(source, columns, form))
+    problems = list(mapping_problems(source, columns, form))
     if problems:
         return problems
     new = mapped(columns, form)
-    there = [column for column in new if column in columns or column in form.mapping]
-    for name in template_fields(form.template) if form.template is not None else ():
-        if name not in there:
-            problems.append(
-                f"`prompt_template`: {{{name}}} is not a column of {source!r}, which has {', '.join(there)}."
-                f"{nearest(name, there)}"
-            )
+    problems += template_problems(source, columns, form)
     if "prompt" not in new:
         likely = next((name for name in _LIKELY if name in new), next(iter(new), "question"))
+        pairs = f" Its preference pairs are for {', '.join(PREFERENCE_ALGORITHMS)}." if {*SIDES} <= {*new} else ""
         problems.append(
             f"`{key}`: {source!r} has no column 'prompt', but {', '.join(new) or 'none at all'}; say what the prompt "
-            f'is, such as `prompt_template: "{{{likely}}}"` or `column_mapping: {{prompt: {likely}}}`.'
+            f'is, such as `prompt_template: "{{{likely}}}"` or `column_mapping: {{prompt: {likely}}}`.{pairs}'
         )
     for name in RESERVED_COLUMNS:
         if name in new:
@@ -126,7 +125,31 @@ def column_problems(key: str, source: str, columns: Sequence[str], form: PromptF
     return problems
 
 
-def _mapping_problems(source: str, columns: Sequence[str], form: PromptForm) -> Iterator[str]:
+def template_problems(source: str, columns: Sequence[str], form: PromptForm) -> Iterator[str]:
+    """Columns that the template names and that are not there.
+
+    Args:
+        source: the data set, for the message.
+        columns: its columns, before renaming.
+        form: a form whose mapping is without problems.
+    """
+    there = [column for column in mapped(columns, form) if column in columns or column in form.mapping]
+    for name in template_fields(form.template) if form.template is not None else ():
+        if name not in there:
+            yield (
+                f"`prompt_template`: {{{name}}} is not a column of {source!r}, which has {', '.join(there)}."
+                f"{nearest(name, there)}"
+            )
+
+
+def mapping_problems(source: str, columns: Sequence[str], form: PromptForm) -> Iterator[str]:
+    """Columns that cannot be renamed.
+
+    Args:
+        source: the data set, for the message.
+        columns: its columns, before renaming.
+        form: a form without problems of its own.
+    """
     for new, old in form.mapping.items():
         if old not in columns:
             hint = f" It is `new: old`: write `{old}: {new}`." if new in columns else nearest(old, columns)
@@ -151,23 +174,28 @@ def made_prompt(row: Mapping[str, Any], form: PromptForm) -> Prompt:
     Raises:
         ValueError: there is no prompt in the row that TRL could use; the message says why.
     """
-    prompt = row.get("prompt") if form.template is None else _filled(form.template, row)
+    prompt = row.get("prompt") if form.template is None else filled(form.template, row)
     if prompt is None:
         raise ValueError("the prompt is null")
     if isinstance(prompt, str):
         if not prompt.strip():
             raise ValueError("the prompt is empty")
         messages = [{"role": "user", "content": prompt}]
-        return [*_system(form, messages), *messages] if form.as_messages else prompt
+        return [*system_message(form, messages), *messages] if form.as_messages else prompt
     _check_messages(prompt)
     if form.conversational is False:
         raise ValueError("the prompt is a list of messages, but `conversational` is false")
     if form.system is not None and prompt[0]["role"] == "system":
         raise ValueError("the prompt starts with a system message already, so `system_prompt` cannot be put in front")
-    return [*_system(form, prompt), *prompt]
+    return [*system_message(form, prompt), *prompt]
 
 
-def _filled(template: str, row: Mapping[str, Any]) -> str:
+def filled(template: str, row: Mapping[str, Any]) -> str:
+    """The template's text for a row.
+
+    Raises:
+        ValueError: a value is missing, or cannot be laid out.
+    """
     for name in template_fields(template):
         value = row.get(name)
         if value is None or not isinstance(value, str | int | float):
@@ -179,7 +207,7 @@ def _filled(template: str, row: Mapping[str, Any]) -> str:
         raise ValueError(f"`prompt_template` does not fit: {error}") from error
 
 
-def _system(form: PromptForm, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def system_message(form: PromptForm, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The system message, its content in parts where those of the others are."""
     if form.system is None:
         return []

@@ -32,7 +32,9 @@ class DataSpec:
         column_mapping: new names of columns, with the old ones.
         prompt_template: format string over the renamed columns that makes the column `prompt`.
         system_prompt: text of a system message that is put in front of every prompt.
-        conversational: make each text prompt a user's message; by default where there is a system prompt.
+        conversational: make messages of text: the prompt the user's, the sides of a pair the assistant's; by default
+            where there is a system prompt.
+        rows: what a row is: `prompts` or `pairs`. It follows from the algorithm and is no key of a recipe.
     """
 
     dataset_name: str | None = None
@@ -49,11 +51,13 @@ class DataSpec:
     prompt_template: str | None = None
     system_prompt: str | None = None
     conversational: bool | None = None
+    rows: str = "prompts"
 
     @property
     def prompt_form(self) -> PromptForm:
-        """How prompts are made of rows."""
-        return PromptForm(self.column_mapping or {}, self.prompt_template, self.system_prompt, self.conversational)
+        """How prompts or pairs are made of rows."""
+        mapping = self.column_mapping or {}
+        return PromptForm(mapping, self.prompt_template, self.system_prompt, self.conversational, self.rows)
 
 
 def data_problems(spec: DataSpec, needs_test: bool) -> list[str]:
@@ -189,7 +193,7 @@ def _unused_settings(spec: DataSpec, needs_test: bool) -> Iterator[str]:
         ("streaming", kind is None, "it belongs to `datasets`; set `dataset_streaming`"),
         ("test_split_size", kind != "task", "a generated task has a test split; set `test_size` in its parameters"),
         ("dataset_parameters", kind == "task", "only generated tasks take parameters"),
-        ("dataset_test_name", needs_test, "nothing measures it; set `held_out_prompts` or `eval_strategy`"),
+        ("dataset_test_name", needs_test, f"nothing measures it; set `held_out_{spec.rows}` or `eval_strategy`"),
     ]
     defaults = {f.name: f.default for f in fields(DataSpec)}
     for key, is_used, why in rules:

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 
 from trl_algos.data.files import FirstRows
-from trl_algos.data.prompts import PromptForm, column_problems, prompt_problems, renamed_row
+from trl_algos.data.forms import form_column_problems, row_problems
+from trl_algos.data.prompts import PromptForm, renamed_row
 from trl_algos.data.sources import kind_of, known_splits, source_rows
 from trl_algos.data.tasks import task_columns
 from trl_algos.errors import nearest
+from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS
+from trl_algos.preference_rows import SIDES
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class Table:
         """What is wrong with the split, the columns and the first rows.
 
         Args:
-            form: how prompts are made of them.
+            form: how prompts or pairs are made of them.
         """
-        problem = self._split_problem()
+        problem = self._split_problem() or self._task_problem(form)
         if problem:
             return [problem]
         try:
@@ -66,9 +69,19 @@ class Table:
         if missing:
             return [self._missing_column(column, found.columns) for column in missing]
         columns = found.columns if self.selected is None else self.selected
-        rows = ((where, renamed_row(row, form)) for where, row in found.rows)
-        return column_problems(self.key, self.name, columns, form) or prompt_problems(
+        # What a line of JSON leaves out is null in the table.
+        rows = ((where, renamed_row({name: row.get(name) for name in columns}, form)) for where, row in found.rows)
+        return form_column_problems(self.key, self.name, columns, form) or row_problems(
             f"`{self.key}`: {self.name!r}", rows, form
+        )
+
+    def _task_problem(self, form: PromptForm) -> str:
+        """Generated pairs where prompts are wanted; of other data the prompts of pairs are as good as any."""
+        if form.rows == "pairs" or kind_of(self.name) != "task" or not {*SIDES} <= {*task_columns(self.name)}:
+            return ""
+        return (
+            f"`{self.key}`: {self.name!r} makes preference pairs, which are for {', '.join(PREFERENCE_ALGORITHMS)}; "
+            "an algorithm that samples takes 'arithmetic'."
         )
 
     def _split_problem(self) -> str:

@@ -20,6 +20,7 @@ SIZE_KEYS: dict[Split, str] = {"train": "size", "test": "test_size"}
 _RANGES = {"size": (1, 1_000_000), "test_size": (1, 1_000_000), "seed": (0, 2**63 - 1)}
 # The table of pairs is made in memory.
 _MAX_OPERAND = 999
+_MAX_REPEATS = 1_000
 # Pairs up to this operand are counted at once.
 _COUNTED_OPERAND = 199
 
@@ -29,7 +30,9 @@ _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bo
 
 def task_columns(name: str) -> list[str]:
     """Columns of a generated task's rows."""
-    return ["prompt", "answer", "entry", "task"] if name.startswith(REASONING_PREFIX) else ["prompt", "answer"]
+    if name.startswith(REASONING_PREFIX):
+        return ["prompt", "answer", "entry", "task"]
+    return ["prompt", "chosen", "rejected"] if name == "arithmetic_preferences" else ["prompt", "answer"]
 
 
 def name_problems(key: str, name: str) -> list[str]:
@@ -114,7 +117,7 @@ def parameter_problems(name: str, parameters: Mapping[Any, Any]) -> list[str]:
             reason = _value_problem(parameter, value, known[parameter])
         if reason:
             problems.append(f"`dataset_parameters`: {reason}")
-    if name == "arithmetic" and not problems:
+    if name in SOURCES and not problems:
         problems += _arithmetic_problems(parameters)
     return problems
 
@@ -152,6 +155,7 @@ def _misfit(annotation: str, value: Any) -> str:
 def _arithmetic_problems(parameters: Mapping[str, Any]) -> Iterator[str]:
     max_operand = parameters.get("max_operand", 99)
     problem = _out_of_range("max_operand", max_operand, 1, _MAX_OPERAND)
+    problem = problem or _out_of_range("repeats", parameters.get("repeats", 1), 1, _MAX_REPEATS)
     if problem:
         yield f"`dataset_parameters`: {problem}"
         return

@@ -158,7 +158,7 @@ def classifier_problem(config: Mapping[str, Any]) -> str | None:
     count = labels if isinstance(labels, int) else len(labels)
     if not scores or count == 1:
         return None
-    return f"a classifier (`num_labels`: {count}), but a reward model has 1, which goes on as the value head."
+    return f"a classifier (`num_labels`: {count}), but a reward model has 1."
 
 
 @cache

@@ -11,14 +11,17 @@ from trl_algos.models.critic_memory import critic_tensors
 from trl_algos.models.folder import read_json
 from trl_algos.models.lora_shapes import Shape, is_embedding, linear_modules, lora_problems, lora_shapes, saved_copies
 from trl_algos.models.optimizer_states import Trained, knows, state_bytes
+from trl_algos.models.score_head import classifier_weights, with_trained_score
 from trl_algos.models.sharding import PARTS, Sharding, sharding_of
 from trl_algos.models.weight_files import Weights, weight_shapes
 
 _DEFAULT_OPTIMIZER = "adamw_torch_fused"
 
+_KV_CACHE = "the KV cache of generation"
+
 NEVER_COUNTED = (
     "activations, logits and the autocast copies of weights",
-    "the KV cache of generation",
+    _KV_CACHE,
     "the CUDA context and fragmentation",
     "communication buffers (DDP: the gradients once more; ZeRO-3 and FSDP: the layer at work)",
     "buffers of the model, such as rotary frequencies",
@@ -57,15 +60,18 @@ class MemoryEstimate:
         return sum(getattr(self, part) for part in PARTS)
 
 
-def estimate(folder: str | Path, settings: Mapping[str, Any], num_processes: int = 1) -> MemoryEstimate:
+def estimate(
+    folder: str | Path, settings: Mapping[str, Any], num_processes: int = 1, kind: str = "policy"
+) -> MemoryEstimate:
     """What training a model takes, by a recipe's resolved settings.
 
     Only what the settings say is known: a DeepSpeed or FSDP plugin set up by `accelerate launch` alone is not seen.
 
     Args:
         folder: the model's folder, with safetensors weights.
-        settings: fields of `ModelConfig` and `PolicyConfig` with their values; a missing one has TRL's default.
+        settings: fields of `ModelConfig` and of the trainer's config; a missing one has TRL's default.
         num_processes: how many processes train.
+        kind: what is trained: a `policy` that samples, a policy on pairs (`preference`), or a `reward_model`.
 
     Raises:
         ConfigError: the files cannot be read, their weights are stored quantised, or LoRA's modules are not there.
@@ -75,6 +81,9 @@ def estimate(folder: str | Path, settings: Mapping[str, Any], num_processes: int
         raise ConfigError([f"{str(folder)!r} is stored quantised; what it takes in memory cannot be told."])
     if config.get("tie_word_embeddings") and _has_embedding(weights):
         weights.pop("lm_head.weight", None)  # some files hold tied weights twice; the model does not
+    if kind == "reward_model":
+        weights = classifier_weights(weights)
+        settings = with_trained_score(weights, settings) if settings.get("use_peft") else settings
     sharding = sharding_of(settings, num_processes)
     item = sharding.item or _loaded_item(settings, config, weights)
     uses_peft = bool(settings.get("use_peft"))
@@ -84,7 +93,7 @@ def estimate(folder: str | Path, settings: Mapping[str, Any], num_processes: int
     critic = critic_tensors(weights, str(config.get("model_type")), settings, item, sharding)
     learners = trained + (critic.trained if critic else [])
     base = _base_bytes(weights, settings, item)
-    has_reference = bool(settings.get("beta")) and not uses_peft
+    has_reference = bool(settings.get("beta")) and not uses_peft and not settings.get("precompute_ref_log_probs")
     whole = {
         "parameters": base if uses_peft else _bytes(trained),
         "adapter": _bytes(trained) if uses_peft else 0,
@@ -100,8 +109,12 @@ def estimate(folder: str | Path, settings: Mapping[str, Any], num_processes: int
         **shared,
         trained=sum(tensor.numel for tensor in learners),
         words={part: text + shared_by * (part in sharding.shares) if text else "" for part, text in words.items()},
-        not_counted=(*NEVER_COUNTED, *_also_not_counted(settings, sharding, critic is not None)),
+        not_counted=(*_never_counted(kind), *_also_not_counted(settings, sharding, critic is not None)),
     )
+
+
+def _never_counted(kind: str) -> tuple[str, ...]:
+    return NEVER_COUNTED if kind == "policy" else tuple(part for part in NEVER_COUNTED if part != _KV_CACHE)
 
 
 def describe(memory: MemoryEstimate) -> list[str]:
@@ -147,6 +160,8 @@ def _words(
         copies = f", and a copy of {', '.join(kept)}" if kept else ""
         words["adapter"] = f"{numel:,} numbers: r · (in + out) for each target{copies}"
         words["reference"] = "the model with its adapter off: nothing more" if beta else ""
+    if beta and settings.get("precompute_ref_log_probs"):
+        words["reference"] = "its log-probabilities, taken before training: nothing more"
     return words
 
 

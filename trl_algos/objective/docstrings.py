@@ -41,8 +41,8 @@ def case_of(text: str, case: str, cases: Iterable[str]) -> str:
         cases: all modes.
 
     Returns:
-        The part, and after it the definitions that all modes share: `d² / 2, with d = ...`. All of `text` where it
-        names no mode, nothing where it names others alone.
+        The part, with the definitions that all modes share after what holds of it always: `d² / 2, with d = ...`. All
+        of `text` where it names no mode, nothing where it names others alone.
     """
     name = "|".join(map(re.escape, cases))
     head, *parts = re.split(rf"(?:^|(?<=[.;:] ))((?:{name})(?:, (?:{name}))*): ", text)
@@ -51,7 +51,8 @@ def case_of(text: str, case: str, cases: Iterable[str]) -> str:
     shared = f", {head.rstrip(': ')}" if head.startswith("with ") else ""
     for names, part in zip(parts[::2], parts[1::2], strict=True):
         if case in names.split(", "):
-            return part.rstrip(".; ") + shared
+            always, *conditional = part.rstrip(".; ").split(". If ")
+            return ". If ".join([always + shared, *conditional])
     return ""
 
 

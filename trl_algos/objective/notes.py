@@ -27,7 +27,7 @@ from trl_algos.objective.facts import (
 )
 
 
-def unused_text(settings: Settings) -> list[str]:
+def policy_unused_text(settings: Settings) -> list[str]:
     """Notable parts that an objective does not use, or that have no effect in it.
 
     Args:
@@ -70,7 +70,7 @@ def unused_text(settings: Settings) -> list[str]:
     return [f"{part}: {why}" for part, is_unused, why in parts if is_unused]
 
 
-def references(settings: Settings) -> list[str]:
+def policy_references(settings: Settings) -> list[str]:
     """Papers of an objective: the algorithm's, then those of the functions in use.
 
     Args:

@@ -41,7 +41,7 @@ from trl_algos.objective.facts import (
 )
 
 
-def objective_text(settings: Settings) -> list[str]:
+def policy_objective_text(settings: Settings) -> list[str]:
     """The objective that settings ask for, one line for each of its parts.
 
     Args:

@@ -2,13 +2,25 @@
 
 from collections.abc import Iterator
 
+from trl_algos.recipe.measured import needs_test_split
 from trl_algos.recipe.reading import Recipe
 from trl_algos.recipe.sampling import dynamic_sampling_doubts
 from trl_algos.settings.combinations import doubts
+from trl_algos.settings.preference import preference_doubts
+
+_NOTHING_HELD_OUT = (
+    "Nothing is held out (`held_out_pairs`, `eval_strategy`): how well the scores are calibrated stays unknown, and "
+    "the model's config gets no `reward_mean` and `reward_std` to scale rewards by."
+)
 
 
 def recipe_doubts(recipe: Recipe) -> Iterator[str]:
     """A sentence for each setting of a recipe without problems that its author may want to look at again."""
+    if recipe.kind != "policy":
+        yield from preference_doubts(recipe.values)
+        if recipe.kind == "reward_model" and not needs_test_split(recipe.values):
+            yield _NOTHING_HELD_OUT
+        return
     if "algorithm" not in recipe.given:
         values = recipe.values
         yield (

@@ -1,8 +1,8 @@
 """A recipe as plain values: read from a YAML file and `--key value` words, typed, resolved, and told apart by source.
 
 A value comes from, in this order: the command line, the recipe, the recipe that it extends, the algorithm's row, TRL's
-default. Every key must be one of `schema.settings()` and every value of its type; all that is wrong is reported
-together, with file and line. Nothing here imports torch or TRL.
+default. Every key must be one that its kind of recipe can hold, and every value of its type; all that is wrong is
+reported together, with file and line. Nothing here imports torch or TRL.
 """
 
 import copy
@@ -16,13 +16,12 @@ from trl_algos.errors import ConfigError, nearest
 from trl_algos.recipe import schema
 from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.file import Value, environment, read_files, read_words
-from trl_algos.recipe.renamed import ELSEWHERE
+from trl_algos.recipe.renamed import elsewhere
+from trl_algos.recipe.resolving import resolved
 from trl_algos.recipe.unused import unused_problems
-from trl_algos.settings.critic import critic_form, dropout_problems, form_problems, has_critic, sharding_problems
+from trl_algos.settings.kinds import DOES, WHO, all_keys, kind_of, some_keys
 from trl_algos.settings.public import is_secret
-from trl_algos.settings.ranges import range_problems
-from trl_algos.settings.resolution import resolve
-from trl_algos.settings.trainer_checks import launched_processes, steps_per_generation, trainer_problems
+from trl_algos.settings.trainer_checks import launched_processes
 
 _PATHS = (
     "output_dir",
@@ -31,6 +30,7 @@ _PATHS = (
     "dataset_name",
     "dataset_test_name",
     "resume_from_checkpoint",
+    "chat_template_path",
 )
 
 FILE_OR_BLOCK = ("deepspeed", "accelerator_config", "fsdp_config")
@@ -43,6 +43,7 @@ class Recipe:
 
     Args:
         path: its file; None where there is none.
+        kind: policy, preference or reward_model, as its algorithm says.
         written: key -> what was written and where, for the keys that somebody set.
         given: key -> the same, as the setting's type.
         values: key -> resolved value, for every key that there is.
@@ -52,6 +53,7 @@ class Recipe:
     """
 
     path: str | None
+    kind: str
     written: Mapping[str, Value]
     given: Mapping[str, Any]
     values: Mapping[str, Any]
@@ -61,7 +63,7 @@ class Recipe:
 
     def part(self, name: str) -> dict[str, Any]:
         """Key -> value as given, for the keys of one part of `schema.PARTS`; copies, since TRL changes its own."""
-        known = schema.settings()
+        known = schema.settings(self.kind)
         return {key: copy.deepcopy(value) for key, value in self.given.items() if known[key].part == name}
 
 
@@ -99,22 +101,31 @@ def draft(path: str | None, words: Sequence[str], num_processes: int | None) -> 
         raise ConfigError(problems)
     written |= read_words(words, problems)
     variables = environment(written, problems)
-    given = _typed_values(written, problems)
+    kind = kind_of(_algorithm(written))
+    given = _typed_values(written, kind, problems)
     count = num_processes or launched_processes()
-    values, sources = _resolved(written, given, count, problems)
-    problems += unused_problems(given, values)
-    recipe = Recipe(path, written, given, values, sources, variables, count)
+    values, sources = resolved(kind, given, count, problems)
+    sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
+    problems += unused_problems(kind, given, values)
+    recipe = Recipe(path, kind, written, given, values, sources, variables, count)
     return recipe, [placed(message, written) for message in problems]
 
 
-def _typed_values(written: Mapping[str, Value], problems: list[str]) -> dict[str, Any]:
-    given = {}
+def _algorithm(written: Mapping[str, Value]) -> str | None:
+    return written["algorithm"].text if "algorithm" in written else None
+
+
+def _typed_values(written: Mapping[str, Value], kind: str, problems: list[str]) -> dict[str, Any]:
+    given, known = {}, schema.settings(kind)
+    algorithm = _algorithm(written)
     for key, value in written.items():
-        if key not in schema.settings():
-            problems.append(f"{value.where}{_unknown_key(key)}")
+        if key not in known:
+            # Of an algorithm that there is not, nobody knows which keys it has.
+            if algorithm in (None, *all_keys()) or not schema.kinds_with(key):
+                problems.append(f"{value.where}{_unknown_key(key, kind, algorithm)}")
             continue
         try:
-            given[key] = _typed(schema.settings()[key], value)
+            given[key] = _typed(known[key], value)
         except (TypeError, ValueError) as error:
             problems.append(f"`{key}`: {'is not of its type.' if is_secret(key) else error}")
     return given
@@ -138,60 +149,21 @@ def _typed(setting: schema.Setting, written: Value) -> Any:
     return value
 
 
-def _unknown_key(key: str) -> str:
-    if key.replace("-", "_") in ELSEWHERE:
-        return f"`{key}`: {ELSEWHERE[key.replace('-', '_')]}."
-    hint = nearest(key.replace("-", "_"), schema.settings()).replace("'", "`")
+def _unknown_key(key: str, kind: str, algorithm: str | None) -> str:
+    name = key.replace("-", "_")
+    if name in elsewhere(kind):
+        return f"`{key}`: {elsewhere(kind)[name]}."
+    if name not in schema.settings(kind) and schema.kinds_with(name):
+        return f"`{key}`: {_of_other_kinds(name, kind, algorithm)}"
+    hint = nearest(name, schema.settings(kind)).replace("'", "`")
     return f"`{key}`: there is no such setting.{hint}"
 
 
-def _resolved(
-    written: Mapping[str, Value], given: Mapping[str, Any], num_processes: int, problems: list[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Every key's value and source; problems that come of values are added."""
-    values = {key: setting.default for key, setting in schema.settings().items()} | dict(given)
-    sources = {key: "default" for key in values}
-    policy = {key: values[key] for key in schema.defaults("policy")}
-    try:
-        resolution = resolve(policy, schema.defaults("policy"))
-    except ConfigError as error:  # no such algorithm: what does not hang on it is judged all the same
-        problems += error.problems
-        resolution = resolve(policy | {"algorithm": "grpo"}, schema.defaults("policy"))
-        resolution.problems.clear()
-    problems += resolution.problems
-    problems += trainer_problems(resolution.values, num_processes)
-    rest = {key: value for key, value in values.items() if key not in policy}
-    problems += range_problems(rest, {key: setting.default for key, setting in schema.settings().items()})
-    values |= rest | resolution.values
-    own_lora = values["critic_use_peft"] if has_critic(resolution.values) else None  # else it has been refused
-    told = values["critic"], values["use_peft"], values["critic_model_name_or_path"], own_lora
-    problems += form_problems(*told)
-    if has_critic(resolution.values):
-        form = critic_form(values["critic"], values["use_peft"])
-        problems += dropout_problems(form, resolution.values["disable_dropout"])
-        if values["critic"] is None:  # else it has been judged
-            problems += sharding_problems(resolution.values, form)
-    sources |= resolution.sources | _work_out(values, num_processes)
-    sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
-    return values, sources
-
-
-def _work_out(values: dict[str, Any], num_processes: int) -> dict[str, str]:
-    """Fill in what TRL works out from other settings, and say from which."""
-    sources = {}
-    if values["steps_per_generation"] is None:
-        whole = values["generation_batch_size"] is not None
-        sources["steps_per_generation"] = "generation_batch_size" if whole else "gradient_accumulation_steps"
-        values["steps_per_generation"] = steps_per_generation(values, num_processes)
-    if values["output_dir"] is None:
-        sources["output_dir"], values["output_dir"] = "default", "trainer_output"
-    if values["bf16"] is None:
-        sources["bf16"], values["bf16"] = "fp16", not values["fp16"]
-    if values["critic"] is None and has_critic(values):
-        sources["critic"], values["critic"] = "use_peft", critic_form(None, values["use_peft"])
-    if values["critic"] == "separate" and values["critic_use_peft"] is None and has_critic(values):
-        sources["critic_use_peft"], values["critic_use_peft"] = "use_peft", bool(values["use_peft"])
-    return {key: "default" if source == "default" else f"follows from `{source}`" for key, source in sources.items()}
+def _of_other_kinds(key: str, kind: str, algorithm: str | None) -> str:
+    """What is said of a key that only recipes of other kinds can hold."""
+    owners = " and ".join(f"{WHO[other]} ({some_keys(other)})" for other in schema.kinds_with(key))
+    own = "`algorithm` is not set, so this one" if algorithm is None else algorithm
+    return f"belongs to {owners}; {own} {DOES[kind]}."
 
 
 def _source(written: Value) -> str:

@@ -22,16 +22,36 @@ OF_PPO: Mapping[str, str] = {
 }
 """Settings of TRL's former `PPOConfig`, and of its script for PPO."""
 
-ELSEWHERE: Mapping[str, str] = {
+_OF_ALL: Mapping[str, str] = {
     "num_processes": "belongs to the launcher: `accelerate launch --num_processes N -m trl_algos train RECIPE`",
     "accelerate_config": "belongs to the launcher: `accelerate launch --config_file FILE -m trl_algos train RECIPE`",
     "config": "is an option of the command line, which names the recipe",
     "torch_dtype": "is called `dtype`",
-    "max_prompt_length": "is not part of TRL 1.16: prompts are never cut",
     "warmup_ratio": "is not part of transformers 5: `warmup_steps` below 1 is a share",
+}
+
+_OF_POLICIES: Mapping[str, str] = {
+    "max_prompt_length": "is not part of TRL 1.16: prompts are never cut",
     "environment_factory": "is an argument of `PolicyTrainer`, for scripts",
     "rollout_func": "is an argument of `PolicyTrainer`, for scripts",
     "tools": "is an argument of `PolicyTrainer`, for scripts",
     **OF_PPO,
 }
-"""Key -> what became of it, as the rest of a sentence."""
+
+_OF_PAIRS: Mapping[str, str] = {
+    "max_prompt_length": "is not part of TRL 1.16: `max_length` holds for prompt and completion together",
+    "rpo_alpha": "is `nll_coef` of `algorithm: rpo`",
+    "ref_model": "is an argument of `PreferenceTrainer`, for scripts; a recipe starts from its reference",
+    "reference_free": "is not part of TRL 1.16: every loss here is against a reference",
+    "model_adapter_name": "is not part of TRL 1.16: the adapter is called default",
+    "ref_adapter_name": "is not part of TRL 1.16: the reference is the model that the run starts from",
+    "generate_during_eval": "is not part of TRL 1.16: evaluation judges pairs",
+    "label_pad_token_id": "is not part of TRL 1.16",
+    "padding_value": "is not part of TRL 1.16: the tokenizer says what pads",
+    "use_logits_to_keep": "is not part of TRL 1.16: logits are worked out in chunks",
+}
+
+
+def elsewhere(kind: str) -> Mapping[str, str]:
+    """Key -> what became of it, as the rest of a sentence, for recipes of a kind."""
+    return {**_OF_ALL, **(_OF_POLICIES if kind == "policy" else _OF_PAIRS)}

@@ -19,18 +19,37 @@ from typing import Any
 COMPUTED = "(worked out by the library)"
 """Stands for a default that is no literal in the source."""
 
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "run": ("trl.scripts.utils:ScriptArguments", "trl_algos.recipe.run_arguments:RunArguments"),
-    "policy": (
-        "transformers.training_args:TrainingArguments",
-        "trl.trainer.base_config:_BaseConfig",
-        "trl.trainer.grpo_config:GRPOConfig",
-        "trl_algos.config:PolicyConfig",
-    ),
+_TRAINING = ("transformers.training_args:TrainingArguments", "trl.trainer.base_config:_BaseConfig")
+_RUN = ("trl.scripts.utils:ScriptArguments", "trl_algos.recipe.run_arguments:RunArguments")
+_POLICY_RUN = "trl_algos.recipe.run_arguments:PolicyRunArguments"
+_PAIR_RUN = "trl_algos.recipe.run_arguments:PairRunArguments"
+_SHARED = {
     "model": ("trl.trainer.model_config:ModelConfig",),
     "mixture": ("trl.scripts.utils:DatasetMixtureConfig",),
 }
-"""Part of a recipe -> the classes whose fields make it up, base classes first."""
+
+PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "policy": {
+        "run": (*_RUN, _POLICY_RUN),
+        "trainer": (*_TRAINING, "trl.trainer.grpo_config:GRPOConfig", "trl_algos.config:PolicyConfig"),
+        **_SHARED,
+    },
+    "preference": {
+        "run": (*_RUN, _PAIR_RUN),
+        "trainer": (*_TRAINING, "trl.trainer.dpo_config:DPOConfig", "trl_algos.preference_config:PreferenceConfig"),
+        **_SHARED,
+    },
+    "reward_model": {
+        "run": (*_RUN, _PAIR_RUN),
+        "trainer": (
+            *_TRAINING,
+            "trl.trainer.reward_config:RewardConfig",
+            "trl_algos.preference_config:BradleyTerryConfig",
+        ),
+        **_SHARED,
+    },
+}
+"""Kind of a recipe -> part of it -> the classes whose fields make it up, base classes first."""
 
 _TYPES_FROM = {
     "DatasetConfig": "trl.scripts.utils",
@@ -58,7 +77,7 @@ class Setting:
 
     Args:
         name: the key.
-        part: the part of `PARTS` that it belongs to.
+        part: the part of a recipe that it belongs to, as in `PARTS`.
         annotation: its type: built-in types, unions, literals, enums, and `Block` subclasses for nested dataclasses.
         default: what it is when nobody sets it; `COMPUTED` where only the library can tell.
         help: what it means, as the class documents it.
@@ -82,19 +101,30 @@ class Block:
 
 
 @cache
-def settings() -> dict[str, Setting]:
-    """Key -> setting, for every key that a recipe can hold."""
+def settings(kind: str) -> dict[str, Setting]:
+    """Key -> setting, for every key that a recipe of a kind can hold."""
     return {
         setting.name: setting
-        for part, sources in PARTS.items()
+        for part, sources in PARTS[kind].items()
         for source in sources
         for setting in _fields(part, *source.split(":"))
     }
 
 
-def defaults(part: str) -> dict[str, Any]:
+@cache
+def every_key() -> tuple[str, ...]:
+    """Every key that a recipe of some kind can hold."""
+    return tuple(dict.fromkeys(key for kind in PARTS for key in settings(kind)))
+
+
+def kinds_with(key: str) -> tuple[str, ...]:
+    """The kinds whose recipes can hold a key."""
+    return tuple(kind for kind in PARTS if key in settings(kind))
+
+
+def defaults(kind: str, part: str) -> dict[str, Any]:
     """Key -> default, for the keys of one part."""
-    return {setting.name: setting.default for setting in settings().values() if setting.part == part}
+    return {setting.name: setting.default for setting in settings(kind).values() if setting.part == part}
 
 
 def _fields(part: str, module: str, name: str) -> Iterator[Setting]:

@@ -6,65 +6,13 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from trl_algos.algorithms import ALGORITHMS, CRITIC_DEFAULTS, Algorithm, component_name
+from trl_algos.algorithms import CRITIC_DEFAULTS, Algorithm, component_name
 from trl_algos.errors import ConfigError
 from trl_algos.recipe import schema
+from trl_algos.recipe.starter_texts import starter_head
+from trl_algos.settings.kinds import kind_of, row_of
 
 _WIDTH = 119
-
-# A setting that is commented out has no space behind its #: without the # it stands where YAML wants it.
-_HEAD = """\
-# {title} ({paper}).
-#
-# As it stands it teaches sums to the bundled model, on a CPU, in about a minute:
-#
-#   trl-algos check {file}
-#   accelerate launch -m trl_algos train {file}
-#
-# To make it yours, go through the lines marked <- from top to bottom, and check again. A # without a space behind it
-# hides a setting: take it away to use the setting. All that holds then:
-#
-#   trl-algos explain {file}
-
-algorithm: {key}
-output_dir: runs/{key}
-
-# The model: a folder or an id of the Hub.
-model_name_or_path: arithmetic-lm  # <- such as Qwen/Qwen2.5-0.5B-Instruct
-use_cpu: true                      # <- take out on a GPU
-bf16: false                        # <- take out on a GPU
-#use_peft: true                    # <- LoRA, for most models on one GPU
-#lora_r: 32
-#lora_alpha: 64
-#lora_target_modules: all-linear
-
-# The data: an id of the Hub, a .jsonl, .csv or .parquet file, a folder, or reasoning_gym/<task>.
-dataset_name: arithmetic           # <- such as openai/gsm8k
-#dataset_config: main              # which part, for data of the Hub; GSM8K needs it
-#prompt_template: "{{question}}"     # the prompt, with columns in braces, where no column is called prompt
-#system_prompt: Reason step by step and put the final number in \\boxed{{}}.
-#test_split_size: 200              # rows held out, where the data have no test split
-
-# The rewards: names, path/to/file.py:function or package.module.function; or blocks of a name and its settings.
-reward_funcs: [exact_match]        # <- such as numeric_match, which reads GSM8K's answers
-#reward_weights: [1.0]             # one for each
-
-# Sizes. The product of the two batch sizes, the number of processes and, where it is set, steps_per_generation in
-# place of gradient_accumulation_steps must be a multiple of num_generations.
-num_generations: {generations}
-max_completion_length: 8           # <- tokens, such as 512
-per_device_train_batch_size: 64    # <- as many as fit into memory, such as 8
-gradient_accumulation_steps: 1     # <- such as 16
-
-learning_rate: 3e-4                # <- about 1e-5 with LoRA, 1e-6 without
-max_steps: 100                     # <- hundreds
-held_out_prompts: 200              # of the test split, scored before and after
-logging_steps: 5
-save_strategy: "no"                # <- take out to save a checkpoint every save_steps
-#save_steps: 100
-#report_to: trackio                # or wandb, tensorboard; the log is in metrics.jsonl anyway
-
-"""
 
 
 def write_starter(key: str, path: str) -> str:
@@ -96,13 +44,15 @@ def starter_text(key: str, file: str) -> str:
         key: key of the row.
         file: name that the recipe will have.
     """
-    row = ALGORITHMS[key]
-    generations = row.all_defaults["num_generations"]
-    head = _HEAD.format(title=row.title, paper=row.paper, key=key, file=shlex.quote(file), generations=generations)
+    kind, row = kind_of(key), row_of(key)
+    fields: dict[str, object] = {"key": key, "title": row.title, "paper": row.paper, "file": shlex.quote(file)}
+    if isinstance(row, Algorithm):
+        fields["generations"] = row.all_defaults["num_generations"]
+    own = _row_settings(row) if isinstance(row, Algorithm) else row.defaults.items()
     lines = ["# What the algorithm sets by itself."]
-    for name, value in _row_settings(row):
-        lines += _commented(name, value)
-    return head + "\n".join(lines) + "\n"
+    for name, value in own:
+        lines += _commented(kind, name, value)
+    return starter_head(kind, **fields) + "\n".join(lines) + "\n"
 
 
 def _row_settings(row: Algorithm) -> Iterator[tuple[str, object]]:
@@ -121,7 +71,7 @@ def _row_settings(row: Algorithm) -> Iterator[tuple[str, object]]:
     yield from sorted(own.items())
 
 
-def _commented(name: str, value: object) -> list[str]:
+def _commented(kind: str, name: str, value: object) -> list[str]:
     text = value if isinstance(value, str) else json.dumps(value)
-    about = textwrap.wrap(schema.settings()[name].help, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+    about = textwrap.wrap(schema.settings(kind)[name].help, _WIDTH, initial_indent="# ", subsequent_indent="# ")
     return ["", *about, f"#{name}: {text}"]

@@ -17,6 +17,19 @@ SWITCHES: Mapping[str, tuple[str, ...]] = {
         "use_dora",
     ),
     "load_in_4bit": ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
+    "push_to_hub": (
+        "hub_model_id",
+        "hub_strategy",
+        "hub_private_repo",
+        "hub_always_push",
+        "hub_revision",
+    ),
+    "eval_strategy": ("eval_steps",),
+    "save_strategy": ("save_steps", "save_total_limit"),
+}
+"""Switch -> the settings that do nothing while it is off, in every recipe."""
+
+_OF_POLICIES: Mapping[str, tuple[str, ...]] = {
     "use_vllm": (
         "vllm_mode",
         "vllm_model_impl",
@@ -34,36 +47,30 @@ SWITCHES: Mapping[str, tuple[str, ...]] = {
     "use_adaptive_entropy": ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
     "sync_ref_model": ("ref_model_mixup_alpha", "ref_model_sync_steps"),
     "log_completions": ("num_completions_to_print", "log_unique_prompts", "log_multimodal"),
-    "push_to_hub": (
-        "hub_model_id",
-        "hub_strategy",
-        "hub_private_repo",
-        "hub_always_push",
-        "hub_revision",
-        "push_critic",
-    ),
+    "push_to_hub": ("push_critic",),
     "held_out_prompts": ("held_out_samples",),
-    "eval_strategy": ("eval_steps", "num_generations_eval"),
-    "save_strategy": ("save_steps", "save_total_limit"),
+    "eval_strategy": ("num_generations_eval",),
     "use_transformers_continuous_batching": ("transformers_continuous_batching_config",),
 }
-"""Switch -> the settings that do nothing while it is off."""
+"""The same in recipes of algorithms that sample. (`settings/preference.py` has what hangs on others with pairs.)"""
 
 
-def unused_problems(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
+def unused_problems(kind: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
     """A message for each setting whose switch is off because nobody set it.
 
     A switch that was turned off on purpose (`--use_peft false` over a recipe with LoRA) silences what hangs on it.
 
     Args:
+        kind: the recipe's kind.
         given: key -> value, of the keys that somebody set.
         values: key -> value, of all keys.
     """
-    for switch, dependent in SWITCHES.items():
+    own = _OF_POLICIES if kind == "policy" else {}
+    for switch, dependent in (*SWITCHES.items(), *own.items()):
         if switch in given or values[switch] not in _OFF:
             continue
         for key in dependent:
             if given.get(key) is not None:
                 yield f"`{key}`: {given[key]!r} is not used: `{switch}` is not set."
-    if values["remove_unused_columns"]:
+    if kind == "policy" and values["remove_unused_columns"]:
         yield "`remove_unused_columns`: true would take away the columns that reward functions read; leave it out."

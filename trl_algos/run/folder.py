@@ -31,7 +31,10 @@ SUMMARY_FILE = "training_summary.json"
 
 PLOT_FILE = "reward.png"
 
-RECORDS = (RECIPE_FILE, METRICS_FILE, SUMMARY_FILE, PLOT_FILE)
+PAIR_PLOT_FILE = "preference.png"
+"""The plot of a run on preference pairs."""
+
+RECORDS = (RECIPE_FILE, METRICS_FILE, SUMMARY_FILE, PLOT_FILE, PAIR_PLOT_FILE)
 """All that is moved away before another run starts in the folder."""
 
 PREVIOUS_FOLDER = "previous"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_algos.errors import ConfigError, nearest
 from trl_algos.run.comparison import Group, Run, grouped, read_runs
+from trl_algos.run.reliability import Reliability, draw_reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,18 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Title of each panel and the logged metrics that it shows."""
 
+PAIR_PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("loss", ("loss",)),
+    ("accuracy on the batch's pairs", ("rewards/accuracies",)),
+    ("accuracy on the batch's pairs", ("accuracy",)),
+    ("margin of the implicit reward", ("rewards/margins",)),
+    ("margin of the scores", ("margin",)),
+    ("implicit rewards", ("rewards/chosen", "rewards/rejected")),
+    ("log-probabilities (nats)", ("logps/chosen", "logps/rejected")),
+    ("scores", ("max_reward", "mean_reward", "min_reward")),
+)
+"""The same of runs on preference pairs."""
+
 COMPARISON_FILE = "comparison.png"
 
 _FORMATS = (".png", ".pdf", ".svg")
@@ -31,27 +44,43 @@ _COLUMNS = 3
 _SMOOTHED_SHARE = 0.05
 
 
-def plot_run(log_history: list[dict[str, Any]], path: Path, title: str) -> None:
+def plot_run(
+    log_history: list[dict[str, Any]],
+    path: Path,
+    title: str,
+    panels: Sequence[tuple[str, tuple[str, ...]]] = PANELS,
+    reliability: Mapping[str, Reliability] | None = None,
+) -> None:
     """Draw what a run logged over its optimizer steps.
 
     Args:
         log_history: `trainer.state.log_history`.
         path: PNG file to write.
         title: heading of the figure.
+        panels: title and metrics of each panel; one without a value is left out.
+        reliability: name -> reliability curve, for a last panel where there are some.
     """
-    panels = [(name, keys) for name, keys in PANELS if any(_points(log_history, key) for key in keys)]
-    figure, axes = _figure([name for name, _ in panels])
-    for axis, (_, keys) in zip(axes, panels, strict=True):
-        for key in keys:
-            points = _points(log_history, key)
-            steps, values = [step for step, _ in points], [value for _, value in points]
-            axis.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=0.8, label="logged")
-            axis.plot(steps, _smoothed(values), **_line(steps), color="tab:blue", label="smoothed")
-    if axes:
-        axes[0].legend(fontsize=8)
+    drawn = [(name, keys) for name, keys in panels if any(_points(log_history, key) for key in keys)]
+    figure, axes = _figure([name for name, _ in drawn] + (["right verdicts by confidence"] if reliability else []))
+    for axis, (_, keys) in zip(axes, drawn, strict=False):
+        _draw_logged(axis, log_history, keys, named=len(keys) > 1 or axis is axes[0])
+    if reliability:
+        draw_reliability(axes[-1], reliability)
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+
+
+def _draw_logged(axis: "Axes", log_history: list[dict[str, Any]], keys: Sequence[str], named: bool) -> None:
+    """Each metric as logged and smoothed, with a legend where asked for."""
+    for key, color in zip(keys, ("tab:blue", "tab:orange", "tab:green"), strict=False):
+        points = _points(log_history, key)
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        labels = ("logged", "smoothed") if len(keys) == 1 else (None, key.rpartition("/")[2])
+        axis.plot(steps, values, color=color, alpha=0.3, linewidth=0.8, label=labels[0])
+        axis.plot(steps, _smoothed(values), **_line(steps), color=color, label=labels[1])
+    if named:
+        axis.legend(fontsize=8)
 
 
 def compare_runs(
@@ -179,9 +208,14 @@ def _panels(runs: Sequence[Run], metrics: Sequence[str] | None, problems: list[s
     """Title and metric of each panel; what was asked for but never logged is added to `problems`."""
     logged = sorted({key for run in runs for entry in run.log for key in entry if _points([entry], key)})
     logged = [key for key in logged if key not in ("step", "epoch", "time")]
-    titles = {key: title for title, keys in PANELS for key in keys}
+    titles = {
+        key: title if len(keys) == 1 else f"{title}: {key.rpartition('/')[2]}"
+        for title, keys in (*PANELS, *PAIR_PANELS)
+        for key in keys
+    }
     if metrics is None:
-        panels = [(title, key) for key, title in titles.items() if key in logged]
+        # Losses of different algorithms are no measure of one another.
+        panels = [(title, key) for key, title in titles.items() if key in logged and key != "loss"]
         if not panels:
             problems.append(f"`metrics`: these runs logged none of {', '.join(titles)}; name some of theirs.")
         return panels

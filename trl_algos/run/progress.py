@@ -19,6 +19,10 @@ SHOWN = {
     "clip_ratio/region_mean": "clip",
     "completions/mean_length": "length",
     "value/explained_variance": "explained",
+    "rewards/accuracies": "accuracy",
+    "rewards/margins": "margin",
+    "accuracy": "accuracy",
+    "margin": "margin",
 }
 """Logged metric -> what it is called here."""
 

@@ -17,6 +17,8 @@ _COUNT: _Rule = (lambda x: x >= 1 and x == int(x), "a whole number of at least 1
 _SEED: _Rule = (lambda x: 0 <= x < 2**32 and x == int(x), "a whole number from 0 to 4294967295")
 _STEPS: _Rule = (lambda x: 0 < x < 1 or (x >= 1 and x == int(x)), "a whole number of steps, or a share below 1")
 
+_TOKENS = "a whole number of tokens, 2 or more"
+
 RANGES: Mapping[str, _Rule] = {
     # Objective
     "epsilon": _ABOVE_ZERO,
@@ -106,19 +108,37 @@ RANGES: Mapping[str, _Rule] = {
     "lora_dropout": _BELOW_ONE,
     "held_out_prompts": _WHOLE,
     "held_out_samples": _COUNT,
+    "held_out_pairs": _WHOLE,
 }
 """Setting -> what must hold, and the same in words. None is always allowed: it means that the setting is not set."""
 
+PAIR_RANGES: Mapping[str, _Rule] = {
+    **RANGES,
+    "beta": _ABOVE_ZERO,
+    "label_smoothing": (lambda x: 0 <= x < 0.5, "at least 0 and below 0.5: the probability that a label is flipped"),
+    "nll_coef": _AT_LEAST_ZERO,
+    "center_rewards_coefficient": _AT_LEAST_ZERO,
+    "ld_alpha": _SHARE,
+    "f_alpha_divergence_coef": (lambda _: True, "a finite number"),
+    "max_length": (lambda x: x >= 2 and x == int(x), _TOKENS),
+    "precompute_ref_batch_size": _COUNT,
+    "dataset_num_proc": _COUNT,
+}
+"""The same for training on preference pairs."""
 
-def range_problems(values: MutableMapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:
+
+def range_problems(
+    values: MutableMapping[str, Any], defaults: Mapping[str, Any], ranges: Mapping[str, _Rule] = RANGES
+) -> Iterator[str]:
     """A message for each number out of its range.
 
     Args:
         values: settings. A number out of range is replaced by its default, so that it is complained of once; a count
             such as 8.0 becomes a whole number.
         defaults: setting -> what it is when not set.
+        ranges: setting -> its rule.
     """
-    for name, (holds, rule) in RANGES.items():
+    for name, (holds, rule) in ranges.items():
         value = values.get(name)
         if value is None:
             continue
@@ -127,7 +147,7 @@ def range_problems(values: MutableMapping[str, Any], defaults: Mapping[str, Any]
             state = "out of range" if number else "not a number"
             yield f"`{name}`: {value!r} is {state}; it must be {rule}."
             values[name] = defaults.get(name)
-        elif rule in (_COUNT[1], _WHOLE[1], _SEED[1]):
+        elif rule in (_COUNT[1], _WHOLE[1], _SEED[1], _TOKENS):
             values[name] = math.floor(value)
 
 

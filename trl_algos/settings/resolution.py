@@ -24,9 +24,10 @@ from trl_algos.algorithms import (
 )
 from trl_algos.core import AGGREGATIONS, KL_ESTIMATORS, RATIO_LEVELS
 from trl_algos.errors import ConfigError, unknown_name
-from trl_algos.preference_algorithms import NOT_A_RECIPE, PREFERENCE_ALGORITHMS
 from trl_algos.settings.combinations import combination_problems
 from trl_algos.settings.critic import has_critic, resolve_critic
+from trl_algos.settings.kinds import unknown_algorithm
+from trl_algos.settings.preference import LOSS_TYPES as LOSS_TYPES_OF_PAIRS
 from trl_algos.settings.ranges import range_problems
 from trl_algos.settings.resolved import Resolution, of_row
 from trl_algos.settings.sampling import resolve_sampling
@@ -88,7 +89,7 @@ def resolve(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Resolution
     values, problems = resolution.values, resolution.problems
     problems += [*_replaced_problems(values), *range_problems(values, defaults)]
     if values["algorithm"] not in ALGORITHMS:
-        raise ConfigError([_unknown_algorithm(values["algorithm"]), *problems])
+        raise ConfigError([unknown_algorithm(values["algorithm"], "policy"), *problems])
     row = ALGORITHMS[values["algorithm"]]
     problems += _resolve_components(resolution, row)
     problems += _resolve_settings(resolution, row)
@@ -102,17 +103,13 @@ def resolve(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Resolution
     return resolution
 
 
-def _unknown_algorithm(key: Any) -> str:
-    if key in PREFERENCE_ALGORITHMS:
-        return f"`algorithm`: {key!r} {NOT_A_RECIPE}"
-    return unknown_name("algorithm", key, ALGORITHMS)
-
-
 def _replaced_problems(values: Mapping[str, Any]) -> Iterator[str]:
     loss_type = values.get("loss_type")
     if loss_type is not None:
         if loss_type in LOSS_TYPES:
             yield f"`loss_type`: {loss_type!r} is replaced by `algorithm` and its parts. Set {LOSS_TYPES[loss_type]}."
+        elif (str(loss_type),) in LOSS_TYPES_OF_PAIRS:
+            yield f"`loss_type`: {loss_type!r} is `algorithm: {LOSS_TYPES_OF_PAIRS[str(loss_type),]}`, on pairs."
         else:
             unknown = unknown_name("algorithm", loss_type, ALGORITHMS)
             yield f"`loss_type`: {loss_type!r} is replaced by `algorithm`. {unknown}"

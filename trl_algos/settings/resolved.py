@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trl_algos.algorithms import COMMON_DEFAULTS, Algorithm
+from trl_algos.preference_algorithms import PreferenceAlgorithm
 
 
 @dataclass
@@ -35,6 +36,6 @@ class Resolution:
             self.fill(name, common[name], "common default")
 
 
-def of_row(row: Algorithm) -> str:
+def of_row(row: Algorithm | PreferenceAlgorithm) -> str:
     """Where a value that a row states comes from, in words."""
     return f"algorithm {row.key}"

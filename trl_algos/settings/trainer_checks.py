@@ -1,7 +1,6 @@
-"""What TRL and transformers would refuse later, found early and said by key; and batch sizes that do not fit.
+"""What TRL would refuse of a policy's trainer later, found early and said by key; and batch sizes that do not fit.
 
-The rules are those of `TrainingArguments`, `GRPOConfig` and the trainers (transformers 5.24, TRL 1.16), whose own
-checks still run when a config is built.
+The rules are those of `GRPOConfig` and the trainers (TRL 1.16), whose own checks still run when a config is built.
 """
 
 import math
@@ -9,17 +8,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trl_algos.errors import counted, nearest, unknown_name
-
-Values = Mapping[str, Any]
-
+from trl_algos.errors import counted
+from trl_algos.settings.training_arguments import Values, name_problems, plain_name, training_problems
 
 NAMES: Mapping[str, tuple[Any, ...]] = {
     "vllm_mode": ("colocate", "server"),
     "vllm_model_impl": ("vllm", "transformers"),
-    "include_num_input_tokens_seen": ("all", "non_padding", "no", True, False),
-    "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver"),
-    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "cache_implementation": (
         "dynamic",
         "static",
@@ -36,26 +30,6 @@ NAMES: Mapping[str, tuple[Any, ...]] = {
 }
 """Settings of type text -> the names that the library knows, where its class does not list them."""
 
-ACCELERATOR = {
-    "split_batches",
-    "dispatch_batches",
-    "even_batches",
-    "use_seedable_sampler",
-    "non_blocking",
-    "gradient_accumulation_kwargs",
-    "use_configured_state",
-}
-"""Names in the block `accelerator_config`."""
-
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "debug": ("underflow_overflow", "tpu_metrics_debug"),
-    "fsdp": (
-        *("true", "false", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"),
-        *("offload", "auto_wrap"),
-    ),
-}
-"""Settings that hold words with spaces between them -> the words that the library knows."""
-
 
 def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
     """A message for each combination that the trainer could not run.
@@ -64,18 +38,11 @@ def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
         values: settings, resolved; enums or their names.
         num_processes: processes that train together.
     """
-    for name, known in NAMES.items():
-        if values[name] is not None and values[name] not in known:
-            yield unknown_name(name, values[name], [word for word in known if isinstance(word, str)])
-    for name, words in WORDS.items():
-        for word in values[name].split() if isinstance(values[name], str) else ():
-            if word.lower() not in words:
-                yield unknown_name(name, word, words)
-    yield from _precision_problems(values)
-    yield from _schedule_problems(values)
-    yield from _best_model_problems(values)
+    yield from name_problems(values, NAMES)
+    yield from training_problems(values)
     yield from _loading_problems(values)
-    yield from _launch_problems(values)
+    if values["sync_ref_model"] and not values["beta"]:
+        yield "`sync_ref_model`: true, but there is no reference model while `beta` is 0."
     yield from batch_problems(values, num_processes)
 
 
@@ -151,7 +118,7 @@ def _passes_problems(values: Values, steps: int) -> Iterator[str]:
 
 
 def _eval_batch_problems(values: Values, num_processes: int) -> Iterator[str]:
-    if _name(values["eval_strategy"]) == "no":
+    if plain_name(values["eval_strategy"]) == "no":
         return
     rows = values["per_device_eval_batch_size"] * num_processes
     generations = values["num_generations_eval"] or values["num_generations"]
@@ -169,53 +136,6 @@ def _divisors(rows: int) -> str:
     return f", or `num_generations` to {' or '.join(divisors)}" if divisors else ""
 
 
-def _precision_problems(values: Values) -> Iterator[str]:
-    if values["fp16"] and values["bf16"]:
-        yield "`fp16`: true together with `bf16`; set one of them."
-    if values["fp16_full_eval"] and values["bf16_full_eval"]:
-        yield "`fp16_full_eval`: true together with `bf16_full_eval`; set one of them."
-
-
-def _schedule_problems(values: Values) -> Iterator[str]:
-    evaluates = _name(values["eval_strategy"]) != "no"
-    scheduler = _name(values["lr_scheduler_type"])
-    if scheduler in ("reduce_lr_on_plateau", "greedy") and not evaluates:
-        yield f"`lr_scheduler_type`: {scheduler} needs evaluations to react to; set `eval_strategy`."
-    if _name(values["save_strategy"]) == "best" and not evaluates:
-        yield "`save_strategy`: best needs evaluations to compare; set `eval_strategy`."
-    if values["max_steps"] < 1 and values["max_steps"] != -1:
-        yield f"`max_steps`: {values['max_steps']!r} is out of range; it must be at least 1, or -1 to count epochs."
-    if values["dataloader_prefetch_factor"] is not None and not values["dataloader_num_workers"]:
-        yield "`dataloader_prefetch_factor`: is not used without `dataloader_num_workers`."
-    if values["dataloader_persistent_workers"] and not values["dataloader_num_workers"]:
-        yield "`dataloader_persistent_workers`: is not used without `dataloader_num_workers`."
-    if values["sync_ref_model"] and not values["beta"]:
-        yield "`sync_ref_model`: true, but there is no reference model while `beta` is 0."
-
-
-def _best_model_problems(values: Values) -> Iterator[str]:
-    evaluate, save = _name(values["eval_strategy"]), _name(values["save_strategy"])
-    if not values["load_best_model_at_end"] or save == "best":
-        return
-    if evaluate != save:
-        yield (
-            f"`load_best_model_at_end`: needs `eval_strategy` ({evaluate}) and `save_strategy` ({save}) to be equal."
-        )
-    elif evaluate == "steps" and not _is_multiple(
-        values["save_steps"], values["eval_steps"] or values["logging_steps"]
-    ):
-        yield (
-            f"`load_best_model_at_end`: needs `save_steps` ({values['save_steps']:g}) to be a multiple of "
-            f"`eval_steps` ({values['eval_steps'] or values['logging_steps']:g})."
-        )
-
-
-def _is_multiple(steps: float, of: float) -> bool:
-    if (steps < 1) != (of < 1):  # a share and a count
-        return False
-    return math.isclose(steps / of, round(steps / of), rel_tol=1e-9)
-
-
 def _loading_problems(values: Values) -> Iterator[str]:
     if values["auto_find_batch_size"]:
         yield (
@@ -228,20 +148,3 @@ def _loading_problems(values: Values) -> Iterator[str]:
         yield "`use_transformers_paged`: is replaced by `use_transformers_continuous_batching`."
     if values["vllm_importance_sampling_cap"] is not None:
         yield "`vllm_importance_sampling_cap`: is replaced by `vllm_importance_sampling_clip_max`."
-
-
-def _launch_problems(values: Values) -> Iterator[str]:
-    padding = values["pad_to_multiple_of"]
-    if not (padding in (None, "auto") or (isinstance(padding, int) and padding > 0)):
-        yield f"`pad_to_multiple_of`: {padding!r} must be a whole number of at least 1, or auto."
-    if values["eval_on_start"] and _name(values["eval_strategy"]) == "no":
-        yield "`eval_on_start`: true, but nothing is evaluated; set `eval_strategy`."
-    unknown = set(values["accelerator_config"]) - ACCELERATOR if isinstance(values["accelerator_config"], dict) else ()
-    for name in sorted(map(str, unknown)):
-        yield f"`accelerator_config`: there is no {name!r} in it.{nearest(name, ACCELERATOR)}"
-    if values["report_to"] is None:
-        yield "`report_to`: null; write none for no tracker."
-
-
-def _name(value: Any) -> str:
-    return str(getattr(value, "value", value))

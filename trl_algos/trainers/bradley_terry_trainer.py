@@ -10,9 +10,10 @@ from trl.trainer.reward_trainer import DataCollatorForPreference
 from trl_algos.core import PairCalibration, bradley_terry_loss
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import BradleyTerryConfig
+from trl_algos.preference_rows import ID_SIDES, SIDES
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.held_out_pairs import HeldOutPairs, Scores, joined
-from trl_algos.trainers.preference.pairs import SIDES, checked_pairs, row_count, score_judge, teaching_pairs
+from trl_algos.trainers.preference.pairs import checked_pairs, row_count, score_judge, teaching_pairs
 from trl_algos.trainers.preference.reward_head import (
     check_head,
     check_place,
@@ -21,8 +22,6 @@ from trl_algos.trainers.preference.reward_head import (
     with_trained_head,
 )
 from trl_algos.trainers.processes import forget_evaluation
-
-ID_SIDES = ("chosen_ids", "rejected_ids")
 
 
 @dataclass

@@ -1,16 +1,15 @@
 """Preference pairs before training: rows that are none are refused, those that teach nothing dropped and counted."""
 
-import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from datasets import Dataset, IterableDataset
 
 from trl_algos.errors import ConfigError, counted
+from trl_algos.preference_rows import NUMBERS, SIDES, row_problem
 
-SIDES = ("chosen", "rejected")
 _SHOWN = 3
 
 Judge = Callable[[Mapping[str, Any]], str | None]
@@ -30,7 +29,7 @@ def checked_pairs(dataset: Any, name: str, sides: tuple[str, str] = SIDES) -> An
     """
     if isinstance(dataset, IterableDataset):
         return dataset.map(_checked_row, with_indices=True, fn_kwargs={"name": name, "sides": sides})
-    columns = [key for key in (*sides, "prompt", "margin", "preference") if key in dataset.column_names]
+    columns = [key for key in (*sides, "prompt", *NUMBERS) if key in dataset.column_names]
     missing = [side for side in sides if side not in columns]
     if missing:
         raise ConfigError(
@@ -54,46 +53,6 @@ def _checked_row(row: dict[str, Any], place: int, name: str, sides: tuple[str, s
     if problem:
         raise ConfigError([f"`{name}` data, row {place}: {problem}"])
     return row
-
-
-def row_problem(row: Mapping[str, Any], sides: tuple[str, str] = SIDES) -> str | None:
-    """What keeps a row from being a preference pair, in words, or None."""
-    return next(_row_problems(row, sides), None)
-
-
-def _row_problems(row: Mapping[str, Any], sides: tuple[str, str]) -> Iterator[str]:
-    kinds = {}
-    for key in (*sides, *(("prompt",) if "prompt" in row else ())):
-        if row.get(key) is None:
-            yield f"`{key}` is missing."
-        kinds[key] = _kind(row.get(key))
-        if not kinds[key]:
-            yield f"`{key}` must be text or a list of messages (role and content), but is {_shown(row.get(key))}."
-    if len(set(kinds.values())) > 1:
-        yield f"{', '.join(f'`{key}` is {kind}' for key, kind in kinds.items())}; all must be of one kind."
-    if "margin" in row and not _is_number(row["margin"]):
-        yield f"`margin` must be a number, but is {_shown(row['margin'])}."
-    if "preference" in row and not (_is_number(row["preference"]) and 0 <= row["preference"] <= 1):
-        yield f"`preference` must be a number in [0, 1], but is {_shown(row['preference'])}."
-
-
-def _kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "text"
-    if not isinstance(value, list):
-        return None
-    if value and all(isinstance(item, Mapping) and {"role", "content"} <= item.keys() for item in value):
-        return "messages"
-    return "token ids" if all(isinstance(item, int) for item in value) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else f"{text[:57]}..."
 
 
 def teaching_pairs(dataset: Any, name: str, judge: Judge, earlier: Mapping[str, int], warn: bool) -> Any:

@@ -1,0 +1,60 @@
+"""What a row must be to be a preference pair; for whoever reads data, before or after it is loaded."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+SIDES = ("chosen", "rejected")
+"""Columns of text or messages."""
+
+ID_SIDES = ("chosen_ids", "rejected_ids")
+"""Columns of token ids, which a reward model takes."""
+
+NUMBERS = ("margin", "preference")
+"""Columns that a pair may have besides: reward units, and the probability that `chosen` is the better side."""
+
+
+def row_problem(row: Mapping[str, Any], sides: tuple[str, str] = SIDES) -> str | None:
+    """What keeps a row from being a preference pair, in words, or None.
+
+    Args:
+        row: the sides as text, messages or token ids; perhaps a `prompt` of the same kind, and `NUMBERS`.
+        sides: columns of the two sides.
+    """
+    return next(_row_problems(row, sides), None)
+
+
+def _row_problems(row: Mapping[str, Any], sides: tuple[str, str]) -> Iterator[str]:
+    kinds = {}
+    for key in (*sides, *(("prompt",) if "prompt" in row else ())):
+        if row.get(key) is None:
+            yield f"`{key}` is missing."
+        kinds[key] = kind_of_side(row.get(key))
+        if not kinds[key]:
+            yield f"`{key}` must be text or a list of messages (role and content), but is {_shown(row.get(key))}."
+    if len(set(kinds.values())) > 1:
+        yield f"{', '.join(f'`{key}` is {kind}' for key, kind in kinds.items())}; all must be of one kind."
+    if "margin" in row and not _is_number(row["margin"]):
+        yield f"`margin` must be a number, but is {_shown(row['margin'])}."
+    if "preference" in row and not (_is_number(row["preference"]) and 0 <= row["preference"] <= 1):
+        yield f"`preference` must be a number in [0, 1], but is {_shown(row['preference'])}."
+
+
+def kind_of_side(value: Any) -> str | None:
+    """`text`, `messages` or `token ids`, or None for what can be no side of a pair."""
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    if value and all(isinstance(item, Mapping) and {"role", "content"} <= item.keys() for item in value):
+        return "messages"
+    return "token ids" if all(isinstance(item, int) for item in value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
