@@ -58,7 +58,7 @@ WORKED_OUT = {
     # TRL and transformers store what they make of the setting, not the setting.
     *("optim", "report_to", "accelerator_config", "fsdp", "fsdp_config", "eval_steps", "debug", "disable_tqdm"),
     *("generation_batch_size", "activation_checkpointing", "gradient_checkpointing", "pad_to_multiple_of"),
-    "local_rank",
+    *("local_rank", "do_eval"),
     *(
         "dataloader_pin_memory",
         "greater_is_better",
