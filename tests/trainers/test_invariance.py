@@ -452,13 +452,13 @@ def test_two_passes_over_a_generation_however_split(key: str, model_folder: str)
 
 
 class Recording(PolicyTrainer):
-    """Keeps what each micro-batch of the first optimizer step holds."""
+    """Keeps the micro-batches of the first optimizer step."""
 
     recorded: list[dict[str, Any]]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.state.global_step == 0:
-            self.recorded = [*getattr(self, "recorded", []), inputs]
+            self.recorded = list(self._window)
         return super()._compute_loss(model, inputs)
 
 
