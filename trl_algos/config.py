@@ -202,11 +202,12 @@ class PolicyConfig(GRPOConfig):
             "compute few tokens. The step is the same."
         },
     )
-    skip_zero_advantages: bool = field(
+    skip_idle_rows: bool = field(
         default=True,
         metadata={
-            "help": "Whether rows whose advantage is 0 are left out of the passes that train, where no other term of "
-            "the loss has a gradient for them. The step is the same; entropy and clip shares are of the other rows."
+            "help": "Whether rows without a gradient are left out of the passes that train: those without a token to "
+            "learn from and, where no other term of the loss pulls at them, those whose advantage is 0. The step is "
+            "the same; entropy and clip shares are of the other rows."
         },
     )
     reuse_first_pass: bool = field(

@@ -39,22 +39,19 @@ def arranged(trainer: "PolicyTrainer", window: list[Batch]) -> Passes:
         return [[batch] for batch in window]
     bins = _bins(trainer, rows, max(int(counts.max()), len(window) if _is_sharded(trainer) else 1))
     batches = [chosen(whole, places, trainer.trims_prompts) if places else stand_in(whole) for places in bins]
-    total = len(whole["completion_ids"])
-    trainer.step_metrics.mean(
-        "policy/skipped_rows", counts.new_tensor(1 - len(rows) / total, dtype=torch.float), total
-    )
+    _record(trainer, whole, [row.place for row in rows])
     return _spread(batches, len(window))
 
 
 def teaching_rows(trainer: "PolicyTrainer", batch: Batch) -> Tensor:
     """(B,) bool, the rows that can change the weights: with a token to learn from, and something to learn there."""
     mask = loss_mask(batch).bool()
-    teaches = mask.any(dim=1)
-    if trainer.args.skip_zero_advantages and _advantage_is_all(trainer):
-        advantages = batch["advantages"]
-        differs = advantages != 0 if advantages.dim() == 1 else ((advantages != 0) & mask).any(dim=1)
-        teaches = teaches & differs
-    return teaches
+    if not trainer.args.skip_idle_rows:
+        return torch.ones(len(mask), dtype=torch.bool, device=mask.device)
+    if not _advantage_is_all(trainer):
+        return mask.any(dim=1)
+    advantages = batch["advantages"]
+    return ((advantages.view(len(mask), -1) != 0) & mask).any(dim=1)
 
 
 def _advantage_is_all(trainer: "PolicyTrainer") -> bool:
@@ -119,6 +116,7 @@ def _record(trainer: "PolicyTrainer", whole: Batch, computed: list[int]) -> None
     metrics.mean("policy/skipped_rows", skipped.float().mean(), len(mask))
     metrics.mean("policy/effective_tokens", none, mask[skipped].sum())
     metrics.mean("policy/effective_sequences", none, mask[skipped].any(dim=1).sum())
+    metrics.count("policy/learned_tokens", mask[skipped].sum())
 
 
 def _is_sharded(trainer: "PolicyTrainer") -> bool:
