@@ -57,7 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": "dapo",
         "num_generations": 2,
         "max_tokens_per_micro_batch": 30,
-        "gradient_accumulation_steps": 4,
+        "gradient_accumulation_steps": 2,
     },
     "dr_grpo_top_entropy": {"algorithm": "dr_grpo", "num_generations": 2, "top_entropy_quantile": 0.5} | OFF_POLICY,
     "gspo": {"algorithm": "gspo", "num_generations": 2, "epsilon": 0.002, "epsilon_high": 0.003} | OFF_POLICY,

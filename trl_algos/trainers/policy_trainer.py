@@ -41,7 +41,7 @@ from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_m
 from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
-from trl_algos.trainers.metrics import StepMetrics
+from trl_algos.trainers.metrics import Skipped, StepMetrics
 from trl_algos.trainers.processes import forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
 from trl_algos.trainers.recording import check_grad_norm, record_rollout, record_step
@@ -134,6 +134,7 @@ class PolicyTrainer(GRPOTrainer):
         self._window_batches: list[Any] = []
         self._window: list[dict[str, Any]] = []  # micro-batches of an optimizer step, as TRL splits them
         self._passes: Passes = []  # what is left to compute of it
+        self.skipped: Skipped | None = None  # until it is recorded
         self._rollouts: list[Rollout] = []
         self.accounts = Accounts()
         self.collector: Collector | None = make_collector(self) if args.dynamic_sampling else None

@@ -78,7 +78,7 @@ def made(
         PolicyConfig(**config | settings),
         train_dataset=tiny.prompts(2),
         processing_class=tiny.tokenizer(),
-        rollout_func=tiny.fixed_rollout(completions(), True),
+        rollout_func=tiny.fixed_rollout(completions()),
     )
     trainer.train()
     return trainer

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trl_algos.core import SURROGATES
+from trl_algos.trainers.metrics import Skipped
 from trl_algos.trainers.rollout import loss_mask
 from trl_algos.trainers.window.bins import Row, balanced, sorted_by_length, within_budget
 from trl_algos.trainers.window.rows import Batch, chosen, described, is_plain, joined, stand_in
@@ -39,7 +40,7 @@ def arranged(trainer: "PolicyTrainer", window: list[Batch]) -> Passes:
         return [[batch] for batch in window]
     bins = _bins(trainer, rows, max(int(counts.max()), len(window) if _is_sharded(trainer) else 1))
     batches = [chosen(whole, places, trainer.trims_prompts) if places else stand_in(whole) for places in bins]
-    _record(trainer, whole, [row.place for row in rows])
+    trainer.skipped = _skipped(whole, [row.place for row in rows])
     return _spread(batches, len(window))
 
 
@@ -107,16 +108,11 @@ def _affordable(trainer: "PolicyTrainer", rows: list[Row]) -> list[list[int]]:
     return sorted_by_length(rows, None, budget)
 
 
-def _record(trainer: "PolicyTrainer", whole: Batch, computed: list[int]) -> None:
-    """Log what is skipped, and that nothing of it has an effect."""
+def _skipped(whole: Batch, computed: list[int]) -> Skipped:
     mask = loss_mask(whole).bool()
     skipped = torch.ones(len(mask), dtype=torch.bool, device=mask.device)
     skipped[computed] = False
-    metrics, none = trainer.step_metrics, torch.zeros((), device=mask.device)
-    metrics.mean("policy/skipped_rows", skipped.float().mean(), len(mask))
-    metrics.mean("policy/effective_tokens", none, mask[skipped].sum())
-    metrics.mean("policy/effective_sequences", none, mask[skipped].any(dim=1).sum())
-    metrics.count("policy/learned_tokens", mask[skipped].sum())
+    return Skipped(len(mask), skipped.sum(), mask[skipped].any(dim=1).sum(), mask[skipped].sum())
 
 
 def _is_sharded(trainer: "PolicyTrainer") -> bool:
