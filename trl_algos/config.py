@@ -187,6 +187,36 @@ class PolicyConfig(GRPOConfig):
     reward_timeout: float | None = field(
         default=None, metadata={"help": "Seconds that one call of a reward function may take. Default: no limit."}
     )
+    max_tokens_per_micro_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens that a pass of the policy computes at most, in place of per_device_train_batch_size rows; "
+            "a longer row has a pass of its own. An optimizer step makes as many passes as its tokens need. Default: "
+            "no limit."
+        },
+    )
+    regroup_micro_batches: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether the rows of an optimizer step are put together by length and prompt, so that its passes "
+            "compute few tokens. The step is the same."
+        },
+    )
+    skip_idle_rows: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether rows without a gradient are left out of the passes that train: those without a token to "
+            "learn from and, where no other term of the loss pulls at them, those whose advantage is 0. The step is "
+            "the same; entropy and clip shares are of the other rows."
+        },
+    )
+    reuse_first_pass: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether the first of several passes over a generation batch gives the old log-probs, in place of "
+            "a pass of its own, where a batch is one optimizer step."
+        },
+    )
     disable_dropout: bool | None = _unset("Turn dropout off, so that old, current and reference log-probs agree.")
     vllm_importance_sampling_correction: bool | None = _unset("Weight tokens by policy over engine probability.")
 

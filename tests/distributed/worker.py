@@ -52,6 +52,13 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 2,
         "steps_per_generation": 1,
     },
+    "dapo_token_budget": {"algorithm": "dapo", "num_generations": 2, "max_tokens_per_micro_batch": 30} | OFF_POLICY,
+    "dapo_token_budget_accumulated": {
+        "algorithm": "dapo",
+        "num_generations": 2,
+        "max_tokens_per_micro_batch": 30,
+        "gradient_accumulation_steps": 2,
+    },
     "dr_grpo_top_entropy": {"algorithm": "dr_grpo", "num_generations": 2, "top_entropy_quantile": 0.5} | OFF_POLICY,
     "gspo": {"algorithm": "gspo", "num_generations": 2, "epsilon": 0.002, "epsilon_high": 0.003} | OFF_POLICY,
     "rloo": {"algorithm": "rloo", "num_generations": 2},

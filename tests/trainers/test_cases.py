@@ -66,15 +66,15 @@ def logged(run: PolicyTrainer, key: str) -> list[float]:
 
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Every micro-batch whose loss was computed."""
+    """Every micro-batch that was trained on, those of its rows that teach nothing, too."""
     seen: list[dict[str, Any]] = []
-    original = PolicyTrainer._compute_loss
+    original = PolicyTrainer._open_window
 
-    def spy(self: PolicyTrainer, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        seen.append(inputs)
-        return original(self, model, inputs)
+    def spy(self: PolicyTrainer, batches: list[Any]) -> None:
+        original(self, batches)
+        seen.extend(self._window)
 
-    monkeypatch.setattr(PolicyTrainer, "_compute_loss", spy)
+    monkeypatch.setattr(PolicyTrainer, "_open_window", spy)
     return seen
 
 

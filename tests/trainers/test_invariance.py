@@ -419,15 +419,23 @@ def test_remax_with_groups_of_two(split: tuple[int, int, int], model_folder: str
     assert_same_weights(weights_after(trainer("remax", split, model_folder, num_generations=2)), expected)
 
 
-@pytest.mark.parametrize("arrangement", ["wider, groups backwards", "prompts shuffled"])
+ARRANGEMENTS: dict[str, dict[str, Any]] = {
+    "wider, groups backwards": {"pad_to_multiple_of": 17},
+    "prompts shuffled": {"shuffle_dataset": True, "seed": 3},
+    "as TRL splits it": {"regroup_micro_batches": False, "skip_idle_rows": False},
+    "passes of 40 tokens": {"max_tokens_per_micro_batch": 40},
+    "passes of one row": {"max_tokens_per_micro_batch": 1},
+    "one pass": {"max_tokens_per_micro_batch": 10_000, "skip_idle_rows": False},
+}
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize("key", WITHOUT_CRITIC)
 def test_one_step_however_arranged(key: str, arrangement: str, model_folder: str) -> None:
-    """Padding columns, the order inside groups and that of prompts."""
+    """Padding columns, the order inside groups and that of prompts; more passes than micro-batches, and fewer."""
     size = group_size(key)
-    arranged: dict[str, dict[str, Any]] = {
-        "wider, groups backwards": {"pad_to_multiple_of": 17, "rollout_func": rollout_function(size, backwards=True)},
-        "prompts shuffled": {"shuffle_dataset": True, "seed": 3},
-    }
+    arranged = {name: dict(settings) for name, settings in ARRANGEMENTS.items()}
+    arranged["wider, groups backwards"]["rollout_func"] = rollout_function(size, backwards=True)
     made = trainer(key, (2, 4, 2) if size < 4 else (2, 4, 4), model_folder, **arranged[arrangement])
     assert_same_weights(weights_after(made), weights_by_hand(key))
 
@@ -442,6 +450,8 @@ def test_two_passes_over_a_generation_however_split(key: str, model_folder: str)
     two_passes = {"num_iterations": 2, "max_steps": 2} | OFF_POLICY.get(key, {})
     expected = trainer(key, (8, 1, 1), model_folder, **two_passes)
     expected_weights = weights_after(expected)
+    scored = trainer(key, (4, 2, 2), model_folder, reuse_first_pass=False, **two_passes)
+    assert_same_weights(weights_after(scored), expected_weights)
     for split in ALIGNED:
         made = trainer(key, split, model_folder, **two_passes)
         assert_same_weights(weights_after(made), expected_weights)
@@ -452,13 +462,13 @@ def test_two_passes_over_a_generation_however_split(key: str, model_folder: str)
 
 
 class Recording(PolicyTrainer):
-    """Keeps what each micro-batch of the first optimizer step holds."""
+    """Keeps the micro-batches of the first optimizer step."""
 
     recorded: list[dict[str, Any]]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.state.global_step == 0:
-            self.recorded = [*getattr(self, "recorded", []), inputs]
+            self.recorded = list(self._window)
         return super()._compute_loss(model, inputs)
 
 

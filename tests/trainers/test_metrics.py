@@ -90,6 +90,8 @@ def common_settings(model_folder: str) -> dict[str, Any]:
 def trained(trainer_class: type[GRPOTrainer], model_folder: str, model: Any = None, **settings: Any) -> Any:
     """A trainer of ours or of TRL, after its run."""
     config = GRPOConfig if trainer_class is GRPOTrainer else PolicyConfig
+    if trainer_class is Recording:  # all rows, in the micro-batches of two that TRL makes
+        settings = {"regroup_micro_batches": False, "skip_idle_rows": False} | settings
     policy = model or tiny.llama()
     policy.config._name_or_path = model_folder  # where TRL takes the reference from
     made = trainer_class(

@@ -5,7 +5,7 @@ must record the same names in the same order.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -134,6 +134,28 @@ def record_loss(
         metrics.mean("kl", masked_mean(kl, mask), tokens)
         metrics.mean("kl_per_sequence", masked_sum(kl, mask) / rows.clamp(min=1), rows)
         metrics.count("sequences", rows)
+
+
+class Skipped(NamedTuple):
+    """Rows of an optimizer step that no pass computes, since they have no gradient."""
+
+    of: int
+    """Rows of the step on this process."""
+    rows: Tensor
+    """0-d, rows that are skipped."""
+    sequences: Tensor
+    """0-d, those of them with a token that the loss counts."""
+    tokens: Tensor
+    """0-d, tokens of these that the loss counts."""
+
+
+def record_skipped(metrics: StepMetrics, skipped: Skipped) -> None:
+    """Record what is skipped, and that nothing of it has an effect."""
+    none = torch.zeros((), device=skipped.tokens.device)
+    metrics.mean("policy/skipped_rows", skipped.rows / skipped.of, skipped.of)
+    metrics.mean("policy/effective_tokens", none, skipped.tokens)
+    metrics.mean("policy/effective_sequences", none, skipped.sequences)
+    metrics.count("policy/learned_tokens", skipped.tokens)
 
 
 def record_ratios(metrics: StepMetrics, inputs: dict[str, Any], logps: Tensor, mask: Tensor) -> None:

@@ -10,9 +10,10 @@ To change the advantage in a subclass, override `estimate_advantages`; to add an
 """
 
 import inspect
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_m
 from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
-from trl_algos.trainers.metrics import StepMetrics
+from trl_algos.trainers.metrics import Skipped, StepMetrics
 from trl_algos.trainers.processes import forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
 from trl_algos.trainers.recording import check_grad_norm, record_rollout, record_step
@@ -65,6 +66,9 @@ from trl_algos.trainers.sampling.old_logps import put_old_logps
 from trl_algos.trainers.sampling.plain import account
 from trl_algos.trainers.sampling.replay import Interrupted, Replay, own_rows, replaying
 from trl_algos.trainers.sampling.state import load_state, save_state
+from trl_algos.trainers.window.arrangement import Passes, arranged
+from trl_algos.trainers.window.first_pass import deferring_old_logps, fill_old_logps, keep_old_logps
+from trl_algos.trainers.window.passes import backward, without_exchange
 
 
 class PolicyTrainer(GRPOTrainer):
@@ -120,7 +124,7 @@ class PolicyTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_functional_dropout(self.model)
         self.kl_controller = kl_control.kl_controller(args)
-        self._kl_in = args.kl_placement if args.beta else "none"
+        self.charges_kl_to = args.kl_placement if args.beta else "none"
         self._image_inputs = [
             name
             for name in inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
@@ -128,7 +132,9 @@ class PolicyTrainer(GRPOTrainer):
         ]
         self._step_metrics = {"train": StepMetrics(), "eval": StepMetrics()}
         self._window_batches: list[Any] = []
-        self._window: list[dict[str, Any]] = []
+        self._window: list[dict[str, Any]] = []  # micro-batches of an optimizer step, as TRL splits them
+        self._passes: Passes = []  # what is left to compute of it
+        self.skipped: Skipped | None = None  # until it is recorded
         self._rollouts: list[Rollout] = []
         self.accounts = Accounts()
         self.collector: Collector | None = make_collector(self) if args.dynamic_sampling else None
@@ -138,6 +144,7 @@ class PolicyTrainer(GRPOTrainer):
         self.train_sampler: Any = None  # None for a stream
         self._replay: Replay | None = None
         self._interrupting = False
+        self._defers_old_logps = False  # True until TRL has asked for those of a batch just generated
 
     def _check_class(self, estimator: str) -> None:
         """Refuse an algorithm that is another class's."""
@@ -187,15 +194,16 @@ class PolicyTrainer(GRPOTrainer):
         """The raw batches of one optimizer step, remembered so that the step can be prepared as a whole."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         # Not prepared here: a resumed run restores its random state only after this call.
-        self._window_batches, self._window = list(batches), []
+        self._window_batches, self._passes = list(batches), []
         return batches, num_items
 
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """In training the batches of a micro-batch that go through the model one after another; else TRL's."""
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
-        if not self._window:
+        if not self._passes:
             self._open_window(self._window_batches or [generation_batch])
-        return self._window.pop(0)
+        return self._passes.pop(0)
 
     def _open_window(self, batches: list[Any]) -> None:
         """Prepare every micro-batch of an optimizer step: generate where due, estimate advantages, set the divisor.
@@ -221,6 +229,9 @@ class PolicyTrainer(GRPOTrainer):
             self._assign_targets(rollout, generations)
             self._update_reward_kl(rollout)
         self._set_divisors(self._window)
+        if len(self._window) < int(self.args.steps_per_generation or 1):  # some rows wait for a step after this one
+            fill_old_logps(self)
+        self._passes = arranged(self, self._window)
 
     def _assign_targets(self, rollout: Rollout, generations: list[list[dict[str, Any]]]) -> None:
         """Write the targets into the buffered micro-batches; TRL has shuffled them, `rollout_row` tells rows apart."""
@@ -311,7 +322,8 @@ class PolicyTrainer(GRPOTrainer):
         if self.collector is not None and self.model.training:
             inputs, output = self._from_groups(self.collector.collect(alone=not learns_so_far(self)))
         else:
-            output = super()._generate_and_score_completions(inputs)
+            with deferring_old_logps(self):
+                output = super()._generate_and_score_completions(inputs)
         correct_engine_mismatch(self, output)
         rollout = self._collect(inputs, output)
         if self.collector is None or not self.model.training:
@@ -330,7 +342,7 @@ class PolicyTrainer(GRPOTrainer):
     def _from_groups(self, groups: list[Group]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """This rank's rows of `groups`, and TRL's batch of them."""
         own = own_rows(self.accelerator, groups)
-        with replaying(self, Replay(groups, own, self.accelerator.device)) as replay:
+        with replaying(self, Replay(groups, own, self.accelerator.device)) as replay, deferring_old_logps(self):
             output = super()._generate_and_score_completions(replay.inputs)
         put_old_logps(output, replay.old_logps)
         return replay.inputs, output
@@ -353,7 +365,7 @@ class PolicyTrainer(GRPOTrainer):
         (scores_per_func, widths), generated = self._scored, self._generated_lengths
         penalty = self._length_penalty(gather_rows(self.accelerator, torch.tensor(widths, device=device)))
         mask, kl = gather_rows(self.accelerator, loss_mask(output)), None
-        if self._kl_in == "reward":
+        if self.charges_kl_to == "reward":
             kl = gather_rows(self.accelerator, sampling_kl(self, output))
             # Gathered before it is judged: a rank that stopped alone would leave the others waiting.
             if not masked_fill_zero(kl, mask).isfinite().all():
@@ -424,11 +436,39 @@ class PolicyTrainer(GRPOTrainer):
             self._empty_rows = empty
         return completion_ids, logprobs
 
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        if self._defers_old_logps:  # the first pass of TRL's method for a batch just generated
+            self._defers_old_logps = False
+            return torch.full((len(input_ids), logits_to_keep), torch.nan, device=input_ids.device), None, None
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+
     # 3. Loss
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """TRL's, of the batches of a micro-batch in turn; the gradient of all but the last is there on return."""
+        if isinstance(inputs, dict):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not inputs:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        *earlier, last = inputs
+        total = torch.zeros((), device=self.accelerator.device)
+        with without_exchange(self.accelerator, model) if earlier else nullcontext():
+            for batch in earlier:
+                loss = super().compute_loss(model, batch)
+                backward(self.accelerator, loss)
+                total += loss.detach()
+        return total + super().compute_loss(model, last)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         mask = loss_mask(inputs)
         scores = self.score(model, inputs)
+        keep_old_logps(self, inputs, scores.logps)
         old_logps = behaviour_logps(self, inputs, scores.logps)
         entropy_mask = high_entropy_mask(self, scores.entropies, mask)
         divisor = self.divisor(inputs, "loss_divisor")
@@ -445,7 +485,7 @@ class PolicyTrainer(GRPOTrainer):
             **self.args.surrogate_arguments,
         )
         loss = policy.loss
-        kl = loss_kl(self, inputs, scores, old_logps, mask) if self._kl_in == "loss" else None
+        kl = loss_kl(self, inputs, scores, old_logps, mask) if self.charges_kl_to == "loss" else None
         if kl is not None:
             loss = loss + self.kl_controller.coef * aggregate_loss(kl, mask, self.args.aggregation, divisor)
         if self._entropy_bonus_enabled:
@@ -464,22 +504,36 @@ class PolicyTrainer(GRPOTrainer):
 
     def score(self, model: Any, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
         """Log-probs and entropies of the completion tokens, with the MoE loss or the logits where they are needed."""
-        if self._kl_in == "loss" and self.args.kl_estimator == "full":
+        if self.charges_kl_to == "loss" and self.args.kl_estimator == "full":
             return score_with_logits(self, model, inputs)
         input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        return Scores(
-            *self._get_per_token_logps_and_entropies(
-                model,
-                input_ids,
-                attention_mask,
-                inputs["completion_ids"].shape[1],
-                batch_size=batch_size,
-                compute_entropy=True,
-                compute_aux_loss=self.aux_loss_enabled,
-                **{name: inputs.get(name) for name in self._image_inputs},
-            )
+        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model,
+            input_ids,
+            attention_mask,
+            inputs["completion_ids"].shape[1],
+            batch_size=batch_size,
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+            **{name: inputs.get(name) for name in self._image_inputs},
         )
+        return Scores(logps, cast(Tensor, entropies), aux_loss)
+
+    @property
+    def packs(self) -> bool:
+        """Whether the policy computes real tokens alone, without padding."""
+        return False
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether a pass computes a prompt once for all of its completions."""
+        return False
+
+    @property
+    def trims_prompts(self) -> bool:
+        """Whether padding in front of all prompts of a pass may be cut without changing what a row means."""
+        return True
 
     @property
     def mode(self) -> str:

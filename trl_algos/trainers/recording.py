@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from trl_algos.core import PolicyLoss, masked_mean
 from trl_algos.core.ratios import importance_log_ratio
-from trl_algos.trainers.metrics import record_loss, record_ratios, rollout_metrics
+from trl_algos.trainers.metrics import record_loss, record_ratios, record_skipped, rollout_metrics
 from trl_algos.trainers.rollout import Rollout, Scores
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ def record_step(
     record_loss(metrics, policy, scores.entropies, kl, mask, flags_rows=args.ratio_level == "sequence")
     if scores.aux_loss is not None:
         metrics.mean("aux_loss", scores.aux_loss, 1.0)
+    if trainer.skipped is not None and trainer.model.training:
+        record_skipped(metrics, trainer.skipped)
+        trainer.skipped = None  # it is of the whole step
     record_ratios(metrics, inputs, scores.logps.detach(), mask)
     if args.surrogate == "cispo":  # TRL's: `clip_ratio/high_mean` counts either sign of the advantage
         log_ratio = importance_log_ratio(scores.logps.detach(), old_logps, mask, args.ratio_level)
