@@ -61,6 +61,7 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
     "_prepare_inputs": ("self", "generation_batch"),
     "_save": ("self", "output_dir", "state_dict"),
     "_save_checkpoint": ("self", "model", "trial"),
+    "compute_loss": ("self", "model", "inputs", "return_outputs", "num_items_in_batch"),
     "create_optimizer": ("self", "model"),
     "create_scheduler": ("self", "num_training_steps", "optimizer"),
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
@@ -146,6 +147,7 @@ GRPO_TRAINER_ATTRIBUTES = (
     "vllm_generation",
     "vllm_importance_sampling_clip_max",
     "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_correction",
     "vllm_importance_sampling_mode",
 )
 """Attributes of a `GRPOTrainer` that we read or set; `vllm_generation` exists with `use_vllm` alone."""

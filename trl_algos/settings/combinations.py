@@ -25,6 +25,11 @@ def combination_problems(values: Mapping[str, Any]) -> Iterator[str]:
     yield from _engine_problems(values)
     if values["aggregation"] == "seq_mean_token_sum_norm" and values["max_completion_length"] is None:
         yield "`max_completion_length`: not set, but `aggregation` seq_mean_token_sum_norm divides by it."
+    if values["max_tokens_per_micro_batch"] is not None and values["top_entropy_quantile"] < 1:
+        yield (
+            f"`max_tokens_per_micro_batch`: {values['max_tokens_per_micro_batch']!r} cannot be combined with "
+            f"`top_entropy_quantile` ({values['top_entropy_quantile']}), which picks tokens within each micro-batch."
+        )
     if values["reward_on_error"] not in ("raise", "none"):
         yield unknown_name("reward_on_error", values["reward_on_error"], ("raise", "none"))
 

@@ -71,6 +71,7 @@ RANGES: Mapping[str, _Rule] = {
     "per_device_eval_batch_size": _COUNT,
     "gradient_accumulation_steps": _COUNT,
     "steps_per_generation": _COUNT,
+    "max_tokens_per_micro_batch": _COUNT,
     "generation_batch_size": _COUNT,
     "learning_rate": _AT_LEAST_ZERO,
     "weight_decay": _AT_LEAST_ZERO,
