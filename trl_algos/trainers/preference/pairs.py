@@ -65,7 +65,7 @@ def row_problem(row: Mapping[str, Any], sides: tuple[str, str] = SIDES) -> str |
 
 def _row_problems(row: Mapping[str, Any], sides: tuple[str, str]) -> Iterator[str]:
     kinds = {}
-    for key in (*sides, *(("prompt",) if "prompt" in row else ())):
+    for key in (*sides, *(("prompt",) if "prompt" in row and sides == SIDES else ())):
         if row.get(key) is None:
             yield f"`{key}` is missing."
         kinds[key] = _kind(row.get(key))
