@@ -250,6 +250,29 @@ def test_baselines_kl_critic_and_dynamic_sampling_see_normalised_scores(algorith
     assert log["reward"] == pytest.approx((raw_log["reward"] - MEAN) / STD, abs=1e-3)
 
 
+@pytest.mark.parametrize("normalised", [True, False])
+def test_a_critic_that_starts_from_the_reward_model_starts_from_the_scores_as_they_are_used(
+    normalised, model_folder, base, tmp_path
+):
+    """Its value after the last token of a text is the reward of the text."""
+    trained(tmp_path / "rm", base, adapter=False, tokenizer=tiny.tokenizer(), chats=False)
+    settings = {"algorithm": "ppo", "critic": "separate", "critic_model_name_or_path": str(tmp_path / "rm")}
+    trainer = PPOTrainer(
+        model_folder,
+        str(tmp_path / "rm"),
+        args=PolicyConfig(
+            str(tmp_path / "rl"), max_completion_length=8, reward_normalization=normalised, **settings, **pairs.CPU
+        ),
+        train_dataset=tiny.prompts(),
+        processing_class=tiny.tokenizer(),
+    )
+    expected = rewards_inside(trainer, chats=False)[:, 0]
+    for row, reward in zip(pairs.ROWS, expected, strict=True):
+        ids = tiny.tokenizer()(row["prompt"] + row["chosen"], add_special_tokens=False, return_tensors="pt")
+        values = trainer.model(**ids, with_values="values")
+        torch.testing.assert_close(values[0, -1], reward, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("figures", "message"),
     [
