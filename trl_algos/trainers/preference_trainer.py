@@ -81,6 +81,8 @@ class PreferenceTrainer(HeldOutFigures, DPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         source = inputs.pop(COLUMN, None)
+        if not self.args.nll_coef and (source is None or self.model.training):
+            return super()._compute_loss(model, inputs, return_outputs)
         with _recorded_log_probs(self.model, self.ref_model) as log_probs:
             result = super()._compute_loss(model, inputs, return_outputs)
         if source is not None and not self.model.training:

@@ -131,8 +131,8 @@ def _loaded(
         figures = known_figures(reward_model.config)
         if normalises and figures_problem(path, figures) is None:
             mean, std = (figures[name] for name in FIGURES)
-            head.weight /= std
-            head.bias -= mean / std
+            head.weight.div_(std)
+            head.bias.sub_(mean / std)
     return reward_model.base_model, head
 
 
