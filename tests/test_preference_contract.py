@@ -15,11 +15,14 @@ from trl_algos import BradleyTerryTrainer, PreferenceTrainer, _compat
 from trl_algos.trainers import bradley_terry_trainer, preference_trainer
 from trl_algos.trainers.preference import held_out_pairs, reward_head
 from trl_algos.trainers.preference import pairs as pairs_source
+from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures
 
 TRL = {"DPOTrainer": DPOTrainer, "RewardTrainer": RewardTrainer}
 OURS = {"DPOTrainer": PreferenceTrainer, "RewardTrainer": BradleyTerryTrainer}
 MODULES = (preference_trainer, bradley_terry_trainer, pairs_source, reward_head, held_out_pairs)
-PUBLIC_OF_TRANSFORMERS = {"accelerator", "args", "eval_dataset", "model", "processing_class", "train"}
+PUBLIC_OF_TRANSFORMERS = {
+    *("accelerator", "args", "data_collator", "eval_dataset", "model", "processing_class", "train", "train_dataset")
+}
 METHODS = [(trainer, name) for trainer, methods in _compat.PREFERENCE_TRAINER_METHODS.items() for name in methods]
 
 
@@ -63,31 +66,31 @@ def test_helpers_can_be_imported():
 def test_every_name_of_trl_is_listed(trainer, built):
     """Attributes of `self` and `super()` that are neither our own nor public in transformers."""
     ours = OURS[trainer]
-    used, stored = set(), set(vars(ours)) | set(ours.__annotations__)
-    for node in ast.walk(ast.parse(inspect.getsource(ours))):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()"):
-            (stored if isinstance(node.ctx, ast.Store) else used).add(node.attr)
+    used, stored = set(), set()
+    for part in (ours, HeldOutFigures):
+        stored |= set(vars(part)) | set(part.__annotations__)
+        for node in ast.walk(ast.parse(inspect.getsource(part))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()"):
+                (stored if isinstance(node.ctx, ast.Store) else used).add(node.attr)
     listed = {*_compat.PREFERENCE_TRAINER_METHODS[trainer], *_compat.PREFERENCE_TRAINER_ATTRIBUTES[trainer]}
     of_trl = {name for name in used | stored if hasattr(built[trainer], name) and not name.startswith("__")}
     assert of_trl - PUBLIC_OF_TRANSFORMERS - {"_abc_impl"} == listed
 
 
-def test_the_model_is_called_once_and_returns_log_probs(built):
-    """`PreferenceTrainer` takes the chosen completions' log-probs from the call that TRL's loss makes."""
+def test_policy_and_reference_are_called_once_each_and_return_log_probs(built):
+    """`PreferenceTrainer` takes log-probs from the calls that TRL's loss makes: the policy's, then the reference's."""
     trainer = built["DPOTrainer"]
     trainer._set_signature_columns_if_needed()
     calls = []
-
-    def model(**kwargs):
-        calls.append(trainer.model(**kwargs))
-        return calls[-1]
-
+    for model in (trainer.model, trainer.ref_model):
+        model.register_forward_hook(lambda module, _, output: calls.append((module, output.log_probs)))
     inputs = pairs.batch(trainer)
-    trainer._compute_loss(model, inputs, False)
-    (outputs,) = calls
+    trainer._compute_loss(trainer.model, inputs, False)
+    assert [module for module, _ in calls] == [trainer.model, trainer.ref_model]
     rows, tokens = inputs["completion_mask"].shape
-    assert outputs.log_probs.shape == (rows, tokens - 1)
-    assert not outputs.log_probs[inputs["completion_mask"][:, 1:] == 0].any()
+    for _, log_probs in calls:
+        assert log_probs.shape == (rows, tokens - 1)
+        assert not log_probs[inputs["completion_mask"][:, 1:] == 0].any()
 
 
 def test_the_reward_model_returns_one_score_a_row_chosen_first(built):

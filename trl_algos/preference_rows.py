@@ -13,12 +13,18 @@ ID_SIDES = ("chosen_ids", "rejected_ids")
 NUMBERS = ("margin", "preference")
 """Columns that a pair may have besides: reward units, and the probability that `chosen` is the better side."""
 
+SOURCE = "source"
+"""Column that may name where a pair comes from."""
+
+MOST_BYTES = 64
+"""Of the name of a source, in UTF-8."""
+
 
 def row_problem(row: Mapping[str, Any], sides: tuple[str, str] = SIDES) -> str | None:
     """What keeps a row from being a preference pair, in words, or None.
 
     Args:
-        row: the sides as text, messages or token ids; perhaps a `prompt` of the same kind, and `NUMBERS`.
+        row: the sides as text, messages or token ids; perhaps a `prompt` of the same kind, `NUMBERS` and `SOURCE`.
         sides: columns of the two sides.
     """
     return next(_row_problems(row, sides), None)
@@ -26,7 +32,7 @@ def row_problem(row: Mapping[str, Any], sides: tuple[str, str] = SIDES) -> str |
 
 def _row_problems(row: Mapping[str, Any], sides: tuple[str, str]) -> Iterator[str]:
     kinds = {}
-    for key in (*sides, *(("prompt",) if "prompt" in row else ())):
+    for key in (*sides, *(("prompt",) if "prompt" in row and sides == SIDES else ())):
         if row.get(key) is None:
             yield f"`{key}` is missing."
         kinds[key] = kind_of_side(row.get(key))
@@ -38,6 +44,14 @@ def _row_problems(row: Mapping[str, Any], sides: tuple[str, str]) -> Iterator[st
         yield f"`margin` must be a number, but is {_shown(row['margin'])}."
     if "preference" in row and not (_is_number(row["preference"]) and 0 <= row["preference"] <= 1):
         yield f"`preference` must be a number in [0, 1], but is {_shown(row['preference'])}."
+    yield from _source_problems(row.get(SOURCE))
+
+
+def _source_problems(value: Any) -> Iterator[str]:
+    if value is None:
+        return
+    if not isinstance(value, str) or not value or "\0" in value or len(value.encode()) > MOST_BYTES:
+        yield f"`{SOURCE}` must be text of 1 to {MOST_BYTES} bytes, or missing, but is {_shown(value)}."
 
 
 def kind_of_side(value: Any) -> str | None:

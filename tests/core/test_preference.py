@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -257,6 +258,19 @@ class TestCalibration:
         assert found.right[2].item() == 0.5
         assert found.confidence[2].item() == pytest.approx(0.75)
         assert found.right[1].isnan()
+
+    def test_as_numbers_and_lists_it_is_json(self):
+        """Two pairs sure to 0.75, one right, in the third of five bins from 0.5 to 1."""
+        lead = math.log(3)
+        found = pair_calibration(torch.tensor([lead, -lead]), torch.zeros(2), bins=5).to_dict()
+        assert json.loads(json.dumps(found, allow_nan=False)) == found
+        assert found["accuracy"] == 0.5
+        assert found["brier"] == pytest.approx((0.0625 + 0.5625) / 2)
+        assert found["ece"] == pytest.approx(0.25)
+        assert found["edges"] == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+        assert found["pairs"] == [0, 0, 2, 0, 0]
+        assert found["right"] == [None, None, 0.5, None, None]
+        assert found["confidence"] == [None, None, pytest.approx(0.75), None, None]
 
     def test_a_model_that_is_as_sure_as_it_is_right_has_no_error(self):
         lead = torch.full((1000,), math.log(4))

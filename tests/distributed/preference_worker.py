@@ -34,6 +34,7 @@ def run(folder: str, processes: int, lora: bool = False, **settings: Any) -> dic
     settings |= {"per_device_train_batch_size": 4 // processes, "per_device_eval_batch_size": 1}
     settings |= {"ddp_backend": "gloo"} if processes > 1 else {}
     eval_rows = [*pairs.ROWS, {"prompt": "t", "chosen": "ie", "rejected": "ei"}]
+    eval_rows = [{**row, "source": name} for row, name in zip(eval_rows, ["a", "b", "a", None, "a"], strict=True)]
     common: dict[str, Any] = {"train_dataset": pairs.dataset(), "eval_dataset": pairs.dataset(eval_rows)}
     common["processing_class"] = tiny.tokenizer()
     if lora:
@@ -48,15 +49,20 @@ def run(folder: str, processes: int, lora: bool = False, **settings: Any) -> dic
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()
-    figures = {} if "algorithm" in settings else {"before": ours(before), "after": ours(after)}
+    figures = {"before": ours(before), "after": ours(after)}
     weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
     norms = [log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log]
     return {"weights": weights, "norms": norms, "processes": trainer.accelerator.num_processes, **figures}
 
 
 def ours(metrics: dict[str, float]) -> dict[str, float]:
+    """The figures that are over all pairs of all processes."""
     names = ("accuracy", "brier", "calibration_error", "reward_mean", "reward_std")
-    return {name: metrics[f"eval_{name}"] for name in names}
+    by_source = [name for name in metrics if name.endswith(("/a", "/b"))]
+    found = {name: metrics[name] for name in [*(f"eval_{name}" for name in names), *by_source] if name in metrics}
+    if len(by_source) != 4:
+        raise AssertionError(f"accuracy and margin of two sources are missing: {sorted(metrics)}")
+    return found
 
 
 def everything(folder: str, processes: int) -> dict[str, Any]:

@@ -29,6 +29,6 @@ def test_processes_train_and_evaluate_like_one(case: str, ranks: list[dict[str, 
         found = rank[case]
         assert found["processes"] == 2
         assert_weights(found["weights"], expected["weights"])
-        for when in {"before", "after"} & expected.keys():
+        for when in ("before", "after"):
             assert found[when] == pytest.approx(expected[when], rel=1e-4, abs=1e-5)
     assert ranks[0][case]["norms"] == pytest.approx(expected["norms"], rel=1e-3)

@@ -520,6 +520,14 @@ def test_rewards_are_weighted_as_the_recipe_says():
     assert lines["reward"] == "score = sum of the reward functions, weighted 1, 0.25; R = score"
 
 
+def test_normalised_scores_are_said_to_be():
+    lines = objective("grpo", reward_normalization=True)
+    assert lines["reward"] == (
+        "score = sum of the reward functions; a reward model's is (s - reward_mean) / reward_std, by the held-out "
+        "figures of its score s; R = score"
+    )
+
+
 # Each number of the settings is in the text
 
 NUMBERS: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [

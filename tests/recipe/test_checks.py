@@ -69,6 +69,7 @@ def test_a_good_recipe_has_no_problem(found: Callable[..., list[str]]) -> None:
         ({"reward_funcs": ["exact_mach"]}, "Did you mean 'exact_match'?"),
         ({"reward_funcs": ["accuracy_reward"]}, "solution"),
         ({"reward_weights": [1.0, 2.0]}, "2 weights for 1 reward"),
+        ({"reward_normalization": True}, "there is no reward model"),
         ({"output_dir": "notes.txt"}, "is a file"),
         ({"output_dir": " "}, "is empty"),
         ({"resume_from_checkpoint": "nowhere"}, "is not a folder"),
@@ -92,6 +93,27 @@ def test_one_problem_with_its_place(found: Callable[..., list[str]], changes: di
     key = next(iter(changes))
     assert message.startswith(f"recipe.yaml:{line_of(key)}: `{key}`: ")
     assert says in message
+
+
+def test_reward_models_may_be_adapters_and_need_figures_to_be_normalised_by(
+    found: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification
+
+    base = AutoModelForSequenceClassification.from_pretrained(bundled_model_path(), num_labels=1)
+    get_peft_model(base, LoraConfig(target_modules=["q_proj"], task_type="SEQ_CLS")).save_pretrained("adapter")
+    assert found(reward_model_name_or_path="adapter") == []
+    (message,) = found(reward_model_name_or_path="adapter", reward_normalization=True)
+    assert message.startswith(f"recipe.yaml:{line_of('reward_normalization')}: `reward_normalization`: ")
+    assert "'adapter' has no `reward_mean` and no `reward_std`" in message
+    Path("adapter/reward_model.json").write_text('{"reward_mean": 0.1, "reward_std": 2.0}')
+    assert found(reward_model_name_or_path="adapter", reward_normalization=True) == []
+    config = Path("adapter/adapter_config.json")
+    config.write_text(config.read_text().replace(bundled_model_path(), "./gone"))
+    (message,) = found(reward_model_name_or_path="adapter")
+    assert message.startswith(f"recipe.yaml:{line_of('reward_model_name_or_path')}: `reward_model_name_or_path`: ")
+    assert "'./gone'" in message
 
 
 @pytest.mark.parametrize(

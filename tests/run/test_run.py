@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trl_algos import BradleyTerryConfig, BradleyTerryTrainer
 from trl_algos.algorithms import ALGORITHMS
-from trl_algos.data import arithmetic, bundled_model_path
+from trl_algos.data import arithmetic, arithmetic_preferences, bundled_model_path
 from trl_algos.errors import ConfigError
 from trl_algos.recipe.reading import read_recipe
 from trl_algos.run.folder import read_metrics
@@ -65,6 +67,32 @@ def test_the_summary_says_what_was_sampled(quickstart: Path) -> None:
     assert sampling["generation_seconds"] > 0
     logs = [log for log in read_metrics(quickstart / "metrics.jsonl") if "sampling/generated_tokens" in log]
     assert sum(log["sampling/generated_tokens"] for log in logs) == sampling["tokens"]
+
+
+def test_a_recipe_takes_an_adapter_as_its_reward_model_and_normalises_its_scores(tmp_path: Path) -> None:
+    folder = tmp_path / "scorer"
+    common = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "max_steps": 2}
+    scorer = BradleyTerryTrainer(
+        bundled_model_path(),
+        BradleyTerryConfig(str(folder), learning_rate=1e-2, per_device_eval_batch_size=64, **common),
+        train_dataset=arithmetic_preferences("train", size=64),
+        eval_dataset=arithmetic_preferences("test", size=64),
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+    )
+    scorer.train()
+    scorer.evaluate()
+    scorer.save_model()
+    config = scorer.model.config
+    words = [
+        f"--output_dir={tmp_path / 'run'}",
+        f"--reward_model_name_or_path={folder}",
+        "--reward_normalization=true",
+    ]
+    trainer = train(read_recipe(str(ROOT / "recipes/grpo.yaml"), [*SMALL, *words]))
+    log = next(log for log in trainer.state.log_history if "rewards/scorer/mean" in log)
+    expected = (log["rewards/scorer/raw_mean"] - config.reward_mean) / config.reward_std
+    assert log["rewards/scorer/mean"] == pytest.approx(expected, rel=1e-4)
+    assert "rewards/exact_match/raw_mean" not in log
 
 
 def test_a_stream_is_sampled_dynamically(tmp_path: Path) -> None:

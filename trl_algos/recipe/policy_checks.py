@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from trl_algos.errors import counted
-from trl_algos.models.folder import model_problems
+from trl_algos.models.reward_folder import normalization_problems, reward_model_problems
 from trl_algos.recipe.critic_checks import critic_problems
 from trl_algos.recipe.model_checks import model_folder
 from trl_algos.recipe.reading import Recipe
@@ -22,7 +22,7 @@ def policy_problems(recipe: Recipe, columns: Sequence[str] | None) -> Iterator[s
     values = recipe.values
     key = "reward_model_name_or_path"
     if values[key] is not None:
-        yield from model_problems(key, values[key], (), trust_remote_code=values["trust_remote_code"])
+        yield from reward_model_problems(key, values[key], values["trust_remote_code"])
     yield from critic_problems(values, model_folder(values["model_name_or_path"]))
     yield from _reward_problems(recipe, columns)
     yield from dynamic_sampling_problems(values, columns)
@@ -39,6 +39,8 @@ def _reward_problems(recipe: Recipe, columns: Sequence[str] | None) -> Iterator[
     weights, count = recipe.values["reward_weights"], len(specs or []) + (model is not None)
     if weights is not None and len(weights) != count:
         yield f"`reward_weights`: {len(weights)} weights for {count} rewards; give one for each."
+    if recipe.values["reward_normalization"]:
+        yield from normalization_problems(model)
 
 
 def _size_problems(recipe: Recipe) -> Iterator[str]:

@@ -13,6 +13,7 @@ from trl_algos.algorithms import advantage_needs
 from trl_algos.data.loading import column_names
 from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import is_critic_folder
+from trl_algos.models.reward_folder import is_adapter_folder
 from trl_algos.recipe.arguments import Arguments
 from trl_algos.rewards.spec import load_rewards
 from trl_algos.run.folder import PLOT_FILE
@@ -108,7 +109,9 @@ def _rewards(arguments: Arguments, columns: list[str] | None) -> list[Any]:
     models = []
     if run.reward_model_name_or_path:
         name = run.reward_model_name_or_path
-        models.append(found_model("reward_model_name_or_path", name, "main", args.trust_remote_code))
+        if not is_adapter_folder(name):
+            name = found_model("reward_model_name_or_path", name, "main", args.trust_remote_code)
+        models.append(name)
     return models + (load_rewards(run.reward_funcs, columns) if run.reward_funcs else [])
 
 

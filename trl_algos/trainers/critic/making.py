@@ -12,6 +12,7 @@ from trl.trainer.utils import disable_dropout_in_model
 from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import about_critic, base_problems, is_critic_folder
 from trl_algos.models.folder import ENCODER, classifier_problem, is_encoder
+from trl_algos.models.reward_folder import FIGURES, figures_problem
 from trl_algos.settings.critic import critic_has_lora
 from trl_algos.trainers.critic.adapters import NAME, adapter_layers, base_model, lora_config
 from trl_algos.trainers.critic.files import check_critic, restore_critic, vocabulary_digest
@@ -19,6 +20,7 @@ from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCriti
 from trl_algos.trainers.critic.head import ValueHead
 from trl_algos.trainers.critic.sharded import fit_to_backend, loading_like_policy, whole
 from trl_algos.trainers.dropout import disable_functional_dropout
+from trl_algos.trainers.reward_models import known_figures
 
 if TYPE_CHECKING:
     from trl_algos.trainers.ppo_trainer import PPOTrainer
@@ -80,7 +82,7 @@ def _separate(trainer: "PPOTrainer", base: Any, device: torch.device, about: dic
     if path == base.config._name_or_path:
         kwargs["revision"] = (args.model_init_kwargs or {}).get("revision") or "main"
     with loading_like_policy(trainer):
-        trunk, head = _loaded(path, base, dtype, kwargs)
+        trunk, head = _loaded(path, base, dtype, kwargs, args.reward_normalization)
     _check_vocabulary(path, trunk, trainer.processing_class, kwargs)
     disable_dropout_in_model(trunk)
     disable_functional_dropout(trunk)
@@ -97,8 +99,10 @@ def _separate(trainer: "PPOTrainer", base: Any, device: torch.device, about: dic
     return SeparateCritic(base, trunk.to(device).train(), head.to(device))
 
 
-def _loaded(path: str, base: Any, dtype: torch.dtype, kwargs: dict[str, Any]) -> tuple[Any, ValueHead]:
-    """Trunk and head; the head of a reward model goes on as the value head.
+def _loaded(
+    path: str, base: Any, dtype: torch.dtype, kwargs: dict[str, Any], normalises: bool
+) -> tuple[Any, ValueHead]:
+    """Trunk and head; the head of a reward model goes on as the value head, normalised where its scores are.
 
     Raises:
         ConfigError: there is no such model, or it is no decoder.
@@ -124,6 +128,11 @@ def _loaded(path: str, base: Any, dtype: torch.dtype, kwargs: dict[str, Any]) ->
         raise ConfigError([f"`{KEY}`: {path!r} cannot be loaded: {reason}"]) from error
     with torch.no_grad():
         head.weight.copy_(whole({"weight": reward_model.score.weight})["weight"])
+        figures = known_figures(reward_model.config)
+        if normalises and figures_problem(path, figures) is None:
+            mean, std = (figures[name] for name in FIGURES)
+            head.weight.div_(std)
+            head.bias.sub_(mean / std)
     return reward_model.base_model, head
 
 

@@ -1,14 +1,15 @@
 """Preference pairs before training: rows that are none are refused, those that teach nothing dropped and counted."""
 
+import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 
 from trl_algos.errors import ConfigError, counted
-from trl_algos.preference_rows import NUMBERS, SIDES, row_problem
+from trl_algos.preference_rows import NUMBERS, SIDES, SOURCE, row_problem
 
 _SHOWN = 3
 
@@ -29,7 +30,7 @@ def checked_pairs(dataset: Any, name: str, sides: tuple[str, str] = SIDES) -> An
     """
     if isinstance(dataset, IterableDataset):
         return dataset.map(_checked_row, with_indices=True, fn_kwargs={"name": name, "sides": sides})
-    columns = [key for key in (*sides, "prompt", *NUMBERS) if key in dataset.column_names]
+    columns = [key for key in (*sides, "prompt", *NUMBERS, SOURCE) if key in dataset.column_names]
     missing = [side for side in sides if side not in columns]
     if missing:
         raise ConfigError(
@@ -55,46 +56,81 @@ def _checked_row(row: dict[str, Any], place: int, name: str, sides: tuple[str, s
     return row
 
 
-def teaching_pairs(dataset: Any, name: str, judge: Judge, earlier: Mapping[str, int], warn: bool) -> Any:
-    """The rows that `judge` finds nothing against.
+def teaching_pairs(dataset: Any, name: str, judge: Judge, warn: bool) -> tuple[Any, Counter[str]]:
+    """The rows that `judge` finds nothing against, and how many were dropped for which reason.
 
     Args:
         dataset: tokenised rows.
         name: what the user calls it.
         judge: says why a row teaches nothing.
-        earlier: reason -> rows that were dropped for it already.
-        warn: whether this process says what was dropped; the rows of a stream are dropped without being counted.
+        warn: whether this process says what was dropped.
+
+    Returns:
+        The rows, and reason -> count. Those of a stream are counted as this process reads them, each time anew.
 
     Raises:
         ConfigError: no row is left.
     """
+    dropped: Counter[str] = Counter()
     if isinstance(dataset, IterableDataset):
-        return dataset.filter(lambda row: judge(row) is None)
+        return dataset.filter(_counting(judge, dropped)), dropped
     verdicts = [judge(row) for row in dataset]
     kept = [place for place, verdict in enumerate(verdicts) if verdict is None]
-    reasons = Counter({reason: count for reason, count in earlier.items() if count})
-    reasons.update(verdict for verdict in verdicts if verdict is not None)
-    dropped = sum(reasons.values())
+    dropped.update(verdict for verdict in verdicts if verdict is not None)
     if not dropped:
-        return dataset
-    why = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
-    message = f"`{name}` data: {dropped} of {counted(len(kept) + dropped, 'pair')} dropped ({why})."
+        return dataset, dropped
+    message = f"`{name}` data: {dropped.total()} of {counted(len(verdicts), 'pair')} dropped ({_reasons(dropped)})."
     if not kept:
         raise ConfigError([f"{message} Nothing is left to train on."])
     if warn:
         warnings.warn(message, UserWarning, stacklevel=2)
-    return dataset.select(kept)
+    return dataset.select(kept), dropped
 
 
-def row_count(dataset: Any) -> int:
-    """Rows of a data set; 0 of a stream, whose rows nobody has counted."""
-    return len(dataset) if isinstance(dataset, Dataset) else 0
+def _counting(judge: Judge, dropped: Counter[str]) -> Callable[[Mapping[str, Any]], bool]:
+    def keeps(row: Mapping[str, Any]) -> bool:
+        verdict = judge(row)
+        if verdict is not None:
+            dropped[verdict] += 1
+        return verdict is None
+
+    return keeps
+
+
+def warn_of_dropped(name: str, dataset: Any, dropped: Mapping[str, int]) -> None:
+    """Say what a stream has dropped so far; of other data it has been said before."""
+    if isinstance(dataset, IterableDataset) and dropped:
+        total = counted(sum(dropped.values()), "pair")
+        message = f"`{name}` data: {total} dropped as the stream was read ({_reasons(dropped)})."
+        warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _reasons(dropped: Mapping[str, int]) -> str:
+    return "; ".join(f"{count}: {reason}" for reason, count in dropped.items())
+
+
+def without_limit(args: Any) -> Any:
+    """`args` for TRL's preparation without `max_length`, so that the judge finds what is too long, and counts it."""
+    own = copy.copy(args)
+    own.max_length = None
+    return own
+
+
+def image_columns(datasets: Iterable[Any]) -> list[str]:
+    """Columns of images in data sets: each rows, a stream (whose columns may not be known), sets by name, or None."""
+    found = set()
+    for data in datasets:
+        for part in data.values() if isinstance(data, Mapping) else (data,):
+            found |= {"image", "images"} & set(getattr(part, "column_names", None) or ())
+    return sorted(found)
 
 
 def policy_judge(max_length: int | None, truncation_mode: str) -> Judge:
     """Judge of rows with `prompt_ids`, `chosen_ids` and `rejected_ids`, cut as TRL's collator cuts them."""
 
     def judge(row: Mapping[str, Any]) -> str | None:
+        if max_length is not None and truncation_mode == "keep_start" and len(row["prompt_ids"]) >= max_length:
+            return f"the prompt fills `max_length` ({max_length})"
         sides = [_cut(row["prompt_ids"], row[f"{side}_ids"], max_length, truncation_mode) for side in SIDES]
         # The first token of a sequence is predicted by nothing.
         if not all(any(mask[1:]) for _, mask in sides):
@@ -115,7 +151,7 @@ def _cut(
 
 
 def score_judge(max_length: int | None, pad_token_id: int) -> Judge:
-    """Judge of rows with `chosen_ids` and `rejected_ids`, of which TRL leaves out what is too long.
+    """Judge of rows with `chosen_ids` and `rejected_ids`, of which what is too long for TRL is left out.
 
     It raises `ConfigError` for a row that ends with the padding token: a sequence classifier reads the score at the
     last token that is none.
