@@ -10,6 +10,7 @@ from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.pairs import checked_pairs, policy_judge, row_count, teaching_pairs
+from trl_algos.trainers.preference.precomputing import precomputing
 from trl_algos.trainers.processes import forget_evaluation
 
 
@@ -52,6 +53,10 @@ class PreferenceTrainer(DPOTrainer):
         earlier = {f"the prompt fills `max_length` ({args.max_length})": filled}
         judge = policy_judge(args.max_length, args.truncation_mode)
         return teaching_pairs(prepared, dataset_name, judge, earlier, warn=args.process_index == 0)
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        with precomputing(self, dataset):
+            return super()._precompute_ref_logps(dataset, name, batch_size)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         if not self.args.nll_coef:

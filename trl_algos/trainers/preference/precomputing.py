@@ -1,0 +1,36 @@
+"""Log-probabilities of the reference that are computed before training, which TRL keeps in a file beside the data."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def precomputing(trainer: Any, dataset: Any) -> Iterator[None]:
+    """Have TRL's `_precompute_ref_logps` find the file of this very setting, on every process.
+
+    TRL names the file after the model and the data alone, so that a run with other settings of truncation would take
+    up numbers that are not its own. It has the main process write it, which for data in memory is into a temporary
+    folder that no other process knows: there each process writes its own.
+    """
+    accelerator, model_hash = trainer.accelerator, trainer._precompute_model_hash
+    args = trainer.args
+    trainer._precompute_model_hash = (model_hash, args.max_length, args.truncation_mode, args.ld_alpha)
+    if not dataset.cache_files:
+        trainer.accelerator = _MainEverywhere(accelerator)
+    try:
+        yield
+    finally:
+        trainer.accelerator, trainer._precompute_model_hash = accelerator, model_hash
+
+
+class _MainEverywhere:
+    """An accelerator of whose processes each takes itself for the main one."""
+
+    is_main_process = True
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
