@@ -20,7 +20,7 @@ from trl_algos.trainers.preference.reward_head import (
     with_own_padding,
     with_trained_head,
 )
-from trl_algos.trainers.processes import forget_evaluation
+from trl_algos.trainers.processes import evaluating, forget_evaluation
 
 ID_SIDES = ("chosen_ids", "rejected_ids")
 
@@ -145,7 +145,8 @@ class BradleyTerryTrainer(RewardTrainer):
             self._several = []
         self._metric_prefix = metric_key_prefix
         self._held_out.take()
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        with evaluating(self):
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if several:
             self._several = None
         return metrics

@@ -11,7 +11,7 @@ from trl_algos.preference_config import PreferenceConfig
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.pairs import checked_pairs, policy_judge, row_count, teaching_pairs
 from trl_algos.trainers.preference.precomputing import precomputing
-from trl_algos.trainers.processes import forget_evaluation
+from trl_algos.trainers.processes import evaluating, forget_evaluation
 
 
 class PreferenceTrainer(DPOTrainer):
@@ -45,6 +45,11 @@ class PreferenceTrainer(DPOTrainer):
         """TRL's, on all processes whatever was evaluated before."""
         forget_evaluation(self)
         return super().train(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, before training, too, whatever the backend."""
+        with evaluating(self):
+            return super().evaluate(*args, **kwargs)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         pairs = checked_pairs(dataset, dataset_name)
