@@ -170,7 +170,7 @@ class BradleyTerryTrainer(RewardTrainer):
         mean, std = joined(self._several or [scores]).reward_mean_std()
         self.model.config.reward_mean, self.model.config.reward_std = mean, std
         own_mean, own_std = scores.reward_mean_std()
-        figures = {"reward_mean": own_mean, "reward_std": own_std}
+        figures = {"reward_mean": own_mean, "reward_std": own_std, **scores.range_and_margin()}
         self.calibration = scores.calibration()
         if self.calibration is not None:
             figures |= {"accuracy": self.calibration.accuracy, "brier": self.calibration.brier}

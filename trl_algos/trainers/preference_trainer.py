@@ -1,7 +1,9 @@
 """`PreferenceTrainer`: TRL's `DPOTrainer` for the algorithms on preference pairs that train a policy."""
 
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 from trl import DPOTrainer
 
@@ -9,6 +11,7 @@ from trl_algos.core import nll_per_token
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
+from trl_algos.trainers.preference.held_out_means import over_all_pairs
 from trl_algos.trainers.preference.pairs import checked_pairs, policy_judge, row_count, teaching_pairs
 from trl_algos.trainers.preference.precomputing import precomputing
 from trl_algos.trainers.processes import evaluating, forget_evaluation
@@ -64,6 +67,11 @@ class PreferenceTrainer(DPOTrainer):
             return super()._precompute_ref_logps(dataset, name, batch_size)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        pairs = len(inputs["input_ids"]) // 2
+        with nullcontext() if self.model.training else over_all_pairs(self, pairs):
+            return self._loss(model, inputs, return_outputs)
+
+    def _loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         if not self.args.nll_coef:
             return super()._compute_loss(model, inputs, return_outputs)
         recorded = _Recorded(model)
@@ -77,10 +85,11 @@ class PreferenceTrainer(DPOTrainer):
         """0-d; `log_probs` (2B, T' >= T - 1) and `completion_mask` (2B, T), chosen rows first."""
         mask = completion_mask[: completion_mask.shape[0] // 2, 1:]
         # Prompt learning puts virtual tokens in front.
-        nll = nll_per_token(log_probs[: mask.shape[0], -mask.shape[1] :], mask)
+        rows = log_probs[: mask.shape[0], -mask.shape[1] :]
+        nll = torch.stack([nll_per_token(*row) for row in zip(rows.split(1), mask.split(1), strict=True)])
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["nll/chosen"].append(self.accelerator.gather(nll.detach()).mean().item())
-        return nll
+        return nll.mean()
 
 
 class _Recorded:

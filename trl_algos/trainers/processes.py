@@ -44,9 +44,11 @@ def _before_deepspeed(trainer: Any) -> Iterator[None]:
     config = trainer.accelerator.state.deepspeed_plugin.hf_ds_config
     if config.is_zero3():
         settings = copy.deepcopy(config.config)
-        yield
-        config.config.clear()
-        config.config.update(settings)
+        try:
+            yield
+        finally:
+            config.config.clear()
+            config.config.update(settings)
         return
     trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
     trainer.is_deepspeed_enabled = False

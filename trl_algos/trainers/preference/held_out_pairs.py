@@ -64,3 +64,13 @@ class Scores:
         """Mean and standard deviation (ddof 1) over both sides of all pairs."""
         both = torch.cat([self.chosen, self.rejected]).double()
         return both.mean().item(), both.std().item()
+
+    def range_and_margin(self) -> dict[str, float]:
+        """What TRL logs as means over batches, under its names."""
+        both = torch.cat([self.chosen, self.rejected])
+        return {
+            "min_reward": both.min().item(),
+            "mean_reward": both.mean().item(),
+            "max_reward": both.max().item(),
+            "margin": (self.chosen - self.rejected).mean().item(),
+        }

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from trl_algos.trainers.replaced import Replaced
+
 
 @contextmanager
 def precomputing(trainer: Any, dataset: Any) -> Iterator[None]:
@@ -13,24 +15,11 @@ def precomputing(trainer: Any, dataset: Any) -> Iterator[None]:
     up numbers that are not its own. It has the main process write it, which for data in memory is into a temporary
     folder that no other process knows: there each process writes its own.
     """
-    accelerator, model_hash = trainer.accelerator, trainer._precompute_model_hash
-    args = trainer.args
+    accelerator, model_hash, args = trainer.accelerator, trainer._precompute_model_hash, trainer.args
     trainer._precompute_model_hash = (model_hash, args.max_length, args.truncation_mode, args.ld_alpha)
-    if not dataset.cache_files:
-        trainer.accelerator = _MainEverywhere(accelerator)
+    if not getattr(dataset, "cache_files", None):
+        trainer.accelerator = Replaced(accelerator, is_main_process=True)
     try:
         yield
     finally:
         trainer.accelerator, trainer._precompute_model_hash = accelerator, model_hash
-
-
-class _MainEverywhere:
-    """An accelerator of whose processes each takes itself for the main one."""
-
-    is_main_process = True
-
-    def __init__(self, accelerator: Any) -> None:
-        self._accelerator = accelerator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._accelerator, name)
