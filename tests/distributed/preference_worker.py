@@ -19,7 +19,7 @@ import tiny
 import torch
 from backends import BACKENDS, fsdp_on_cpus, restart, whole, without_compiler
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 
 from trl_algos import BradleyTerryConfig, BradleyTerryTrainer, PreferenceConfig, PreferenceTrainer
 
@@ -43,6 +43,21 @@ on from an `adapter`, and whether all pairs of the second process are `ties`."""
 
 ROWS = 4
 """Pairs per micro-batch over all processes."""
+
+
+def prepare(folder: str) -> str:
+    """Leave models, an adapter and tokenizers in `folder` and folders in it."""
+    tiny.llama(0).save_pretrained(folder)
+    pairs.classifier().save_pretrained(f"{folder}/classifier")
+    for place in (folder, f"{folder}/classifier"):
+        tiny.tokenizer().save_pretrained(place)
+    torch.manual_seed(3)
+    get_peft_model(tiny.llama(0), lora_config()).save_pretrained(f"{folder}/adapter")
+    return folder
+
+
+def lora_config() -> LoraConfig:
+    return LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
 
 
 def text(place: int, length: int) -> str:
@@ -78,11 +93,11 @@ def make_trainer(case: dict[str, Any], folder: str, processes: int, **settings: 
     common: dict[str, Any] = {"train_dataset": rows(24, ties), "eval_dataset": rows(5, ties)}
     common["processing_class"] = tiny.tokenizer()
     if lora:
-        common["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        common["peft_config"] = lora_config()
     output = settings.pop("output_dir")
     if "algorithm" not in settings:
         args = BradleyTerryConfig(**pairs.settings(output, **settings))
-        return BradleyTerryTrainer(pairs.classifier(), args, **common)
+        return BradleyTerryTrainer(f"{folder}/classifier", args, **common)
     model: Any = folder if by_path else tiny.llama(0)
     if adapter:
         model = PeftModel.from_pretrained(tiny.llama(0), f"{folder}/adapter", is_trainable=True)
@@ -117,6 +132,7 @@ def main(folder: str, family: str) -> None:
     only = os.environ.get("ONLY")
     stop = os.environ.get("NOSTOP")
     for backend, settings in FAMILIES[family].items():
+        if backend not in os.environ.get("BACK", backend): continue
         found[backend] = {}
         for case in CASES:
             if only and case not in only.split("|"): continue
