@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PreferenceTrainer,
         Rollout,
         load_critic,
+        load_reward_model,
     )
 
 _HOME = {
@@ -41,6 +42,7 @@ _HOME = {
     "Rollout": "trainers",
     "SamplingError": "errors",
     "load_critic": "trainers",
+    "load_reward_model": "trainers",
 }
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "SamplingError",
     "__version__",
     "load_critic",
+    "load_reward_model",
     "register",
 ]
 

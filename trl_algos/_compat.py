@@ -174,9 +174,13 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "DPOTrainer": {
         "_compute_loss": ("self", "model", "inputs", "return_outputs"),
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
+        "_set_signature_columns_if_needed": ("self",),
+        "evaluate": ("self", "eval_dataset", "ignore_keys", "metric_key_prefix"),
+        "log": ("self", "logs", "start_time"),
     },
     "RewardTrainer": {
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
+        "_save": ("self", "output_dir", "state_dict"),
         "_set_signature_columns_if_needed": ("self",),
         "compute_loss": ("self", "model", "inputs", "return_outputs", "num_items_in_batch"),
         "evaluate": ("self", "eval_dataset", "ignore_keys", "metric_key_prefix"),
@@ -186,7 +190,7 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
 """Trainer -> its method that we override -> its parameters."""
 
 PREFERENCE_TRAINER_ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "DPOTrainer": ("_metrics", "label_smoothing"),
+    "DPOTrainer": ("_metrics", "_signature_columns", "beta", "label_smoothing", "ref_model"),
     "RewardTrainer": ("_metrics", "_signature_columns"),
 }
 """Trainer -> its attributes that we read or set."""

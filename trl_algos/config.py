@@ -176,6 +176,13 @@ class PolicyConfig(GRPOConfig):
     dynamic_sampling_retry: int | None = _unset(
         "How often a rejected prompt is tried again within an epoch, at its end."
     )
+    reward_normalization: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether the scores of reward models become (score - reward_mean) / reward_std, by the held-out "
+            "figures that BradleyTerryTrainer wrote for each model. Rewards of functions stay as they are."
+        },
+    )
     reward_on_error: str = field(
         default="raise",
         metadata={

@@ -17,7 +17,7 @@ def pair(prompt, chosen, rejected):
         (pair([5], [6], [7]), None, "keep_start", None),
         (pair([5], [6, 7], [6, 8]), 2, "keep_start", "chosen and rejected are equal"),
         (pair([5], [6, 7], [6, 8]), 3, "keep_start", None),
-        (pair([5, 6], [7], [8]), 2, "keep_start", "no completion token is left"),
+        (pair([5, 6], [7], [8]), 2, "keep_start", "the prompt fills `max_length` (2)"),
         (pair([5, 6], [7], []), 9, "keep_start", "no completion token is left"),
         # Without a prompt the first token has nothing before it to be predicted from.
         (pair([], [6], [7, 8]), None, "keep_start", "no completion token is left"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trl_algos.core._checks import at_least_float32, check_choice, check_matrix, check_rows, check_same_shape
 from trl_algos.core._torch import torch
@@ -216,6 +216,19 @@ class PairCalibration(NamedTuple):
     confidence: Tensor
     right: Tensor
     pairs: Tensor
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as numbers and lists, for JSON, with the bins + 1 `edges`; None where a bin has no pair."""
+        bins = len(self.pairs)
+        return {
+            "accuracy": self.accuracy,
+            "brier": self.brier,
+            "ece": self.ece,
+            "edges": [0.5 + 0.5 * place / bins for place in range(bins + 1)],
+            "confidence": [None if value != value else value for value in self.confidence.tolist()],
+            "right": [None if value != value else value for value in self.right.tolist()],
+            "pairs": self.pairs.tolist(),
+        }
 
 
 def pair_calibration(chosen_scores: Tensor, rejected_scores: Tensor, bins: int = 10) -> PairCalibration:

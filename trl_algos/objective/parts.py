@@ -134,14 +134,17 @@ def _score(settings: Settings) -> list[str]:
     score = "sum of the reward functions"
     if weights:
         score += f", weighted {', '.join(map(shown, weights))}"
+    normalised = []
+    if settings.get("reward_normalization"):
+        normalised.append("a reward model's is (s - reward_mean) / reward_std, by the held-out figures of its score s")
     if not buffer:
-        return [score]
+        return [score, *normalised]
     values = {
         "max_length": settings["max_completion_length"],
         "buffer": buffer,
         "factor": settings["overlong_penalty_factor"],
     }
-    return [f"{score} + penalty", f"penalty = {with_numbers(_formula(overlong_penalty), values)}"]
+    return [f"{score} + penalty", *normalised, f"penalty = {with_numbers(_formula(overlong_penalty), values)}"]
 
 
 def _advantage(settings: Settings) -> str:

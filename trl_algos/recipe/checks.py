@@ -16,6 +16,7 @@ from trl_algos.errors import ConfigError, counted
 from trl_algos.models.folder import model_problems, read_json
 from trl_algos.models.lora_shapes import lora_problems
 from trl_algos.models.memory import describe, estimate
+from trl_algos.models.reward_folder import normalization_problems, reward_model_problems
 from trl_algos.models.weight_files import weight_shapes
 from trl_algos.objective.facts import passes
 from trl_algos.recipe import schema
@@ -128,7 +129,7 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         yield from _lora_problems(values) if not found else ()
     key = "reward_model_name_or_path"
     if values[key] is not None:
-        yield from model_problems(key, values[key], (), trust_remote_code=trusted)
+        yield from reward_model_problems(key, values[key], trusted)
     yield from critic_problems(values, _model_folder(name or ""))
     if values["load_in_4bit"] and values["load_in_8bit"]:
         yield "`load_in_8bit`: true together with `load_in_4bit`; set one of them."
@@ -159,6 +160,8 @@ def _reward_problems(recipe: Recipe, columns: list[str] | None) -> Iterator[str]
     weights, count = recipe.values["reward_weights"], len(specs or []) + (model is not None)
     if weights is not None and len(weights) != count:
         yield f"`reward_weights`: {len(weights)} weights for {count} rewards; give one for each."
+    if recipe.values["reward_normalization"]:
+        yield from normalization_problems(model)
 
 
 def _size_problems(recipe: Recipe) -> Iterator[str]:

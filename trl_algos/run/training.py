@@ -19,6 +19,7 @@ from trl_algos.data.arithmetic_task import BUNDLED_MODELS
 from trl_algos.data.loading import column_names, load_data
 from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import is_critic_folder
+from trl_algos.models.reward_folder import is_adapter_folder
 from trl_algos.recipe import schema
 from trl_algos.recipe.arguments import Arguments, build
 from trl_algos.recipe.checks import data_spec, needs_test_split
@@ -91,7 +92,9 @@ def _rewards(arguments: Arguments, columns: list[str] | None) -> list[Any]:
     models = []
     if run.reward_model_name_or_path:
         name = run.reward_model_name_or_path
-        models.append(_found_model("reward_model_name_or_path", name, "main", args.trust_remote_code))
+        if not is_adapter_folder(name):
+            name = _found_model("reward_model_name_or_path", name, "main", args.trust_remote_code)
+        models.append(name)
     return models + (load_rewards(run.reward_funcs, columns) if run.reward_funcs else [])
 
 

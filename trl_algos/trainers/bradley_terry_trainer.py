@@ -4,15 +4,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from trl import RewardTrainer, is_conversational
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from trl_algos.core import PairCalibration, bradley_terry_loss
 from trl_algos.errors import ConfigError
+from trl_algos.models.reward_folder import write_adapter_figures
 from trl_algos.preference_config import BradleyTerryConfig
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
-from trl_algos.trainers.preference.held_out_pairs import HeldOutPairs, Scores, joined
-from trl_algos.trainers.preference.pairs import SIDES, checked_pairs, row_count, score_judge, teaching_pairs
+from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, Scores, joined
+from trl_algos.trainers.preference.pairs import (
+    SIDES,
+    checked_pairs,
+    image_columns,
+    score_judge,
+    teaching_pairs,
+    warn_of_dropped,
+    without_limit,
+)
 from trl_algos.trainers.preference.reward_head import (
     check_head,
     check_place,
@@ -20,7 +30,9 @@ from trl_algos.trainers.preference.reward_head import (
     with_own_padding,
     with_trained_head,
 )
-from trl_algos.trainers.processes import evaluating, forget_evaluation
+from trl_algos.trainers.preference.sources import COLUMN, WithSources
+from trl_algos.trainers.processes import forget_evaluation
+from trl_algos.trainers.reward_models import forget_figures, known_figures
 
 ID_SIDES = ("chosen_ids", "rejected_ids")
 
@@ -37,16 +49,18 @@ class PairCollator(DataCollatorForPreference):
         return output
 
 
-class BradleyTerryTrainer(RewardTrainer):
+class BradleyTerryTrainer(HeldOutFigures, RewardTrainer):
     """Trains a reward model on preference pairs.
 
     Columns: `chosen` and `rejected`, with or without `prompt`, text or messages, or `chosen_ids` and `rejected_ids`;
     `margin`, reward units by which the preferred side should lead; `preference`, the probability that the chosen side
-    is the better one (0.5 is a tie). Plain text is read without special tokens, as a policy trainer has a reward model
-    read it; a chat template writes its own.
+    is the better one (0.5 is a tie); `source`, the name of where a pair comes from. Plain text is read without special
+    tokens, as a policy trainer has a reward model read it; a chat template writes its own.
 
-    An evaluation logs accuracy, Brier score and expected calibration error over all pairs that are no ties, and writes
-    `reward_mean` and `reward_std` into the model's config; `calibration` keeps the reliability curve.
+    An evaluation logs accuracy, Brier score and expected calibration error over all pairs that are no ties, accuracy
+    and margin of each source, and writes `reward_mean` and `reward_std` into the model's config, from where they are
+    saved with the model or beside the adapter; `calibration` keeps the reliability curve. `dropped_pairs` has, for
+    each set by name, reason -> number of pairs that were dropped for it.
 
     Args:
         model: sequence classifier with one label, or path of any model, as in TRL.
@@ -79,11 +93,11 @@ class BradleyTerryTrainer(RewardTrainer):
         if not isinstance(args, BradleyTerryConfig):
             raise ConfigError([f"`args`: {type(args).__name__} must be a BradleyTerryConfig."])
         refuse_adapter_path(model)
+        _refuse_images(train_dataset, eval_dataset)
         tokenizer = with_own_padding(processing_class or loaded_tokenizer(model, args))
         self.calibration: PairCalibration | None = None
-        self._held_out = HeldOutPairs()
+        self.dropped_pairs: dict[str, dict[str, int]] = {}
         self._several: list[Scores] | None = None
-        self._metric_prefix = "eval"
         super().__init__(
             model,
             args,
@@ -94,35 +108,38 @@ class BradleyTerryTrainer(RewardTrainer):
             peft_config=with_trained_head(peft_config),
             **kwargs,
         )
+        self.data_collator: Any = WithSources(self.data_collator)
         check_head(self.model)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, on all processes whatever was evaluated before."""
         forget_evaluation(self)
-        return super().train(*args, **kwargs)
+        forget_figures(self.model.config)
+        result = super().train(*args, **kwargs)
+        if self.args.process_index == 0:
+            warn_of_dropped("train", self.train_dataset, self.dropped_pairs.get("train", {}))
+        return result
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         tokenised = set(ID_SIDES) <= set(next(iter(dataset), {}))
         dataset = checked_pairs(dataset, dataset_name, ID_SIDES if tokenised else SIDES)
         if not tokenised and not is_conversational(next(iter(dataset))):
             dataset = dataset.map(_ids, fn_kwargs={"tokenizer": processing_class})
-        prepared = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
-        long = row_count(dataset) - row_count(prepared)
-        earlier = {f"longer than `max_length` ({args.max_length})": long}
+        prepared = super()._prepare_dataset(dataset, processing_class, without_limit(args), dataset_name)
         judge = score_judge(args.max_length, processing_class.pad_token_id)
-        return teaching_pairs(prepared, dataset_name, judge, earlier, warn=args.process_index == 0)
+        kept, self.dropped_pairs[dataset_name] = teaching_pairs(prepared, dataset_name, judge, args.process_index == 0)
+        return kept
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         columns: list[str] = self._signature_columns
-        if "preference" not in columns:
-            columns.append("preference")
+        columns += [column for column in ("preference", COLUMN) if column not in columns]
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """TRL's forward pass and metrics, with the loss of `bradley_terry_loss` on the scores."""
-        preference = inputs.pop("preference", None)
+        preference, source = inputs.pop("preference", None), inputs.pop(COLUMN, None)
         check_place(inputs, self.model.config.get_text_config().pad_token_id)
         _, outputs = super().compute_loss(model, inputs, return_outputs=True)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
@@ -135,33 +152,18 @@ class BradleyTerryTrainer(RewardTrainer):
             preference=preference,
         )
         if not self.model.training:
-            self._held_out.add(chosen, rejected, preference, self.accelerator.gather_for_metrics)
+            self._held_out.add(chosen, rejected, preference, source, self.accelerator.gather_for_metrics)
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """TRL's evaluation, and what `log` adds to it; several sets count together in the model's config."""
+        """TRL's evaluation, with the figures of all pairs; several sets count together in the model's config."""
         several = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
         if several:
             self._several = []
-        self._metric_prefix = metric_key_prefix
-        self._held_out.take()
-        with evaluating(self):
-            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if several:
             self._several = None
         return metrics
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's, and after an evaluation the figures over all its pairs, not means over batches."""
-        scores = None if self.model.training else self._held_out.take()
-        if scores is not None:
-            metrics = self._metrics["eval"]
-            metrics.update({name: [value] for name, value in self._figures(scores).items()})
-            if self._metric_prefix != "eval":
-                # TRL calls them `eval_*` for every set, so that each would overwrite the one before.
-                logs.update({f"{self._metric_prefix}_{name}": sum(v) / len(v) for name, v in metrics.items()})
-                metrics.clear()
-        super().log(logs, start_time)
 
     def _figures(self, scores: Scores) -> dict[str, float]:
         """What the scores of one held-out set say; mean and spread of the rewards go into the model's config."""
@@ -175,7 +177,22 @@ class BradleyTerryTrainer(RewardTrainer):
         if self.calibration is not None:
             figures |= {"accuracy": self.calibration.accuracy, "brier": self.calibration.brier}
             figures["calibration_error"] = self.calibration.ece
+        for name, (accuracy, margin) in scores.by_source().items():
+            figures |= {f"accuracy/{name}": accuracy, f"margin/{name}": margin}
         return figures
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        if is_peft_model(self.model):
+            write_adapter_figures(output_dir or self.args.output_dir, known_figures(self.model.config))
+
+
+def _refuse_images(*datasets: Any) -> None:
+    columns = image_columns(datasets)
+    if columns:
+        raise ConfigError(
+            [f"`train_dataset`: has images (column `{columns[0]}`), but a reward model here reads text alone."]
+        )
 
 
 def _ids(row: dict[str, Any], tokenizer: Any) -> dict[str, list[int]]:

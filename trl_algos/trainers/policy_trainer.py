@@ -46,6 +46,7 @@ from trl_algos.trainers.prompt_checks import check_prompts
 from trl_algos.trainers.recording import check_grad_norm, record_rollout, record_step
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
 from trl_algos.trainers.reward_checks import checked_reward
+from trl_algos.trainers.reward_models import RewardScale, reward_scale, with_adapters_loaded
 from trl_algos.trainers.rollout import (
     Rollout,
     Scores,
@@ -104,7 +105,9 @@ class PolicyTrainer(GRPOTrainer):
             )
         if kwargs.get("rollout_func") is not None:
             kwargs["rollout_func"] = without_empty_completions(kwargs["rollout_func"])
+        reward_funcs = with_adapters_loaded(reward_funcs, args.model_init_kwargs, args.trust_remote_code)
         super().__init__(model, reward_funcs, args, **kwargs)
+        self.reward_scale = self._reward_scale() if args.reward_normalization else None
         # In place, so that TRL's names and weights stay with them; models are no functions of ours to check.
         self.reward_funcs[:] = [
             function
@@ -147,6 +150,13 @@ class PolicyTrainer(GRPOTrainer):
                 f"`advantage_estimator`: {estimator!r} {verb} a critic, so take trl_algos.{other} rather "
                 f"than {type(self).__name__}."
             )
+
+    def _reward_scale(self) -> RewardScale:
+        functions = [
+            self.accelerator.unwrap_model(function) if isinstance(function, nn.Module) else function
+            for function in self.reward_funcs
+        ]
+        return reward_scale(functions, self.reward_func_names)
 
     def _standing(self) -> str:
         """Where the run stands, for the message of an error that ends it."""
@@ -297,9 +307,14 @@ class PolicyTrainer(GRPOTrainer):
         return scores_per_func[:, self.reward_func_names.index(self.args.dynamic_sampling_metric)]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """TRL's (N, F) rewards over all ranks, kept for the rollout together with the completions' lengths."""
+        """TRL's (N, F) rewards over all ranks, those of models normalised where that is asked for.
+
+        They are kept for the rollout together with the completions' lengths.
+        """
         if self._replay is None:
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            if self.reward_scale is not None:
+                rewards = self.reward_scale.normalised(rewards)
         else:
             rewards = self._replay.rewards
             self._pending_extra_logs.update(self._replay.columns)

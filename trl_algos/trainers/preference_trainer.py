@@ -1,10 +1,12 @@
 """`PreferenceTrainer`: TRL's `DPOTrainer` for the algorithms on preference pairs that train a policy."""
 
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from trl import DPOTrainer
 
 from trl_algos.core import nll_per_token
@@ -12,17 +14,28 @@ from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.held_out_means import over_all_pairs
-from trl_algos.trainers.preference.pairs import checked_pairs, policy_judge, row_count, teaching_pairs
+from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, Scores
+from trl_algos.trainers.preference.pairs import (
+    checked_pairs,
+    image_columns,
+    policy_judge,
+    teaching_pairs,
+    warn_of_dropped,
+    without_limit,
+)
 from trl_algos.trainers.preference.precomputing import precomputing
-from trl_algos.trainers.processes import evaluating, forget_evaluation
+from trl_algos.trainers.preference.sources import COLUMN, WithSources
+from trl_algos.trainers.processes import forget_evaluation
 
 
-class PreferenceTrainer(DPOTrainer):
+class PreferenceTrainer(HeldOutFigures, DPOTrainer):
     """Trains a policy on preference pairs by the row that `args.algorithm` names.
 
     The loss is TRL's, but for the likelihood of the chosen completions, which TRL averages over the micro-batch:
     here each completion's is divided by its own tokens. The reference is what the run started from: with a loaded
-    adapter that adapter, not the bare base.
+    adapter that adapter, not the bare base. Where pairs have a column `source`, an evaluation tells the accuracies and
+    margins of the implicit rewards of each, over all its pairs; `ld_alpha` is without effect there. `dropped_pairs`
+    has, for each set by name, reason -> number of pairs that were dropped for it.
 
     Args:
         model: policy, or path of one, as in TRL.
@@ -40,46 +53,74 @@ class PreferenceTrainer(DPOTrainer):
             raise ConfigError([f"`args`: {type(args).__name__} must be a PreferenceConfig."])
         refuse_adapter_path(model)
         _check_adapter(model, ref_model)
+        _warn_of_images(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
+        self.dropped_pairs: dict[str, dict[str, int]] = {}
         super().__init__(model, ref_model, args, **kwargs)
+        self.data_collator: Any = WithSources(self.data_collator)
         # TRL's robust loss is cDPO's at another smoothing. The attribute alone changes: `args` says what was set.
         self.label_smoothing = args.row.smoothing_for_trl(args.label_smoothing)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, on all processes whatever was evaluated before."""
         forget_evaluation(self)
-        return super().train(*args, **kwargs)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's, before training, too, whatever the backend."""
-        with evaluating(self):
-            return super().evaluate(*args, **kwargs)
+        result = super().train(*args, **kwargs)
+        if self.args.process_index == 0:
+            warn_of_dropped("train", self.train_dataset, self.dropped_pairs.get("train", {}))
+        return result
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         pairs = checked_pairs(dataset, dataset_name)
-        prepared = super()._prepare_dataset(pairs, processing_class, args, dataset_name)
-        filled = row_count(pairs) - row_count(prepared)
-        earlier = {f"the prompt fills `max_length` ({args.max_length})": filled}
+        prepared = super()._prepare_dataset(pairs, processing_class, without_limit(args), dataset_name)
         judge = policy_judge(args.max_length, args.truncation_mode)
-        return teaching_pairs(prepared, dataset_name, judge, earlier, warn=args.process_index == 0)
+        kept, self.dropped_pairs[dataset_name] = teaching_pairs(prepared, dataset_name, judge, args.process_index == 0)
+        return kept
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        columns: list[str] = self._signature_columns
+        if COLUMN not in columns:
+            columns.append(COLUMN)
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
         with precomputing(self, dataset):
             return super()._precompute_ref_logps(dataset, name, batch_size)
 
+    def compute_ref_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """TRL's, of a batch with or without sources."""
+        return super().compute_ref_log_probs(model, {name: x for name, x in inputs.items() if name != COLUMN})
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        source = inputs.pop(COLUMN, None)
         pairs = len(inputs["input_ids"]) // 2
         with nullcontext() if self.model.training else over_all_pairs(self, pairs):
-            return self._loss(model, inputs, return_outputs)
+            return self._loss(model, inputs, return_outputs, source)
 
-    def _loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+    def _loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool, source: Tensor | None) -> Any:
+        with _recorded_log_probs(self.model, self.ref_model) as log_probs:
+            result = super()._compute_loss(model, inputs, return_outputs)
+        if source is not None and not self.model.training:
+            self._keep_rewards(log_probs, inputs, source)
         if not self.args.nll_coef:
-            return super()._compute_loss(model, inputs, return_outputs)
-        recorded = _Recorded(model)
-        result = super()._compute_loss(recorded, inputs, return_outputs)
-        nll = self._chosen_nll(recorded.log_probs, inputs["completion_mask"])
+            return result
+        nll = self._chosen_nll(log_probs[0], inputs["completion_mask"])
         if return_outputs:
             return result[0] + self.args.nll_coef * nll, result[1]
         return result + self.args.nll_coef * nll
+
+    def _keep_rewards(self, log_probs: list[Tensor], inputs: dict[str, Any], source: Tensor) -> None:
+        """Keep the implicit rewards of an evaluated batch, from the passes of the policy and of the reference."""
+        # Prompt learning puts virtual tokens in front.
+        tokens = inputs["completion_mask"].shape[1] - 1
+        policy, *passes = (each[:, -tokens:].sum(dim=1) for each in log_probs[:2])
+        known = [inputs[name] for name in ("ref_chosen_logps", "ref_rejected_logps") if name in inputs]
+        chosen, rejected = (self.beta * (policy - (torch.cat(known) if known else passes[0]))).chunk(2)
+        self._held_out.add(chosen, rejected, None, source, self.accelerator.gather_for_metrics)
+
+    def _figures(self, scores: Scores) -> dict[str, float]:
+        figures: dict[str, float] = {}
+        for name, (accuracy, margin) in scores.by_source(equal=0.0).items():  # TRL's, too, asks for a higher reward
+            figures |= {f"rewards/accuracies/{name}": accuracy, f"rewards/margins/{name}": margin}
+        return figures
 
     def _chosen_nll(self, log_probs: Tensor, completion_mask: Tensor) -> Tensor:
         """0-d; `log_probs` (2B, T' >= T - 1) and `completion_mask` (2B, T), chosen rows first."""
@@ -92,18 +133,33 @@ class PreferenceTrainer(DPOTrainer):
         return nll.mean()
 
 
-class _Recorded:
-    """The model, which keeps the log-probabilities of its first call: those that TRL's loss is made of."""
+@contextmanager
+def _recorded_log_probs(*models: nn.Module | None) -> Iterator[list[Tensor]]:
+    """The log-probabilities (B, T') that the models gave in here, in order: the policy's, then the reference's."""
+    found: list[Tensor] = []
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.log_probs: Any = None
+    def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+        log_probs = getattr(output, "log_probs", None)
+        if log_probs is not None:
+            found.append(log_probs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = self.model(*args, **kwargs)
-        if self.log_probs is None:
-            self.log_probs = outputs.log_probs
-        return outputs
+    handles = [model.register_forward_hook(keep) for model in models if model is not None]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _warn_of_images(*datasets: Any) -> None:
+    columns = image_columns(datasets)
+    if columns:
+        warnings.warn(
+            f"The data has images (column {columns[0]}): TRL reads such pairs as they are trained on, so none is "
+            "checked or dropped before.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _check_adapter(model: Any, ref_model: Any) -> None:

@@ -20,6 +20,8 @@ def record_rollout(trainer: "PolicyTrainer", rollout: Rollout, advantages: Tenso
     if rollout.single_samples:
         trainer._metrics[trainer.mode].pop("frac_reward_zero_std", None)  # a group of one has no spread to speak of
     trainer.append_metrics(rollout_metrics(rollout, advantages, bool(trainer.args.overlong_buffer)))
+    if trainer.reward_scale is not None:
+        trainer.append_metrics(trainer.reward_scale.raw_metrics(rollout.scores_per_func))
     rows = advantages if advantages.dim() == 1 else masked_mean(advantages, rollout.mask, dim=1)
     logged = trainer._logs["advantages"]
     for _ in range(min(len(rows), len(logged))):

@@ -1,14 +1,16 @@
 """Preference pairs before training: rows that are none are refused, those that teach nothing dropped and counted."""
 
+import copy
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 
 from trl_algos.errors import ConfigError, counted
+from trl_algos.trainers.preference.sources import COLUMN, source_problem
 
 SIDES = ("chosen", "rejected")
 _SHOWN = 3
@@ -30,7 +32,7 @@ def checked_pairs(dataset: Any, name: str, sides: tuple[str, str] = SIDES) -> An
     """
     if isinstance(dataset, IterableDataset):
         return dataset.map(_checked_row, with_indices=True, fn_kwargs={"name": name, "sides": sides})
-    columns = [key for key in (*sides, "prompt", "margin", "preference") if key in dataset.column_names]
+    columns = [key for key in (*sides, "prompt", "margin", "preference", COLUMN) if key in dataset.column_names]
     missing = [side for side in sides if side not in columns]
     if missing:
         raise ConfigError(
@@ -75,6 +77,9 @@ def _row_problems(row: Mapping[str, Any], sides: tuple[str, str]) -> Iterator[st
         yield f"`margin` must be a number, but is {_shown(row['margin'])}."
     if "preference" in row and not (_is_number(row["preference"]) and 0 <= row["preference"] <= 1):
         yield f"`preference` must be a number in [0, 1], but is {_shown(row['preference'])}."
+    problem = source_problem(row.get(COLUMN))
+    if problem:
+        yield problem
 
 
 def _kind(value: Any) -> str | None:
@@ -96,46 +101,81 @@ def _shown(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:57]}..."
 
 
-def teaching_pairs(dataset: Any, name: str, judge: Judge, earlier: Mapping[str, int], warn: bool) -> Any:
-    """The rows that `judge` finds nothing against.
+def teaching_pairs(dataset: Any, name: str, judge: Judge, warn: bool) -> tuple[Any, Counter[str]]:
+    """The rows that `judge` finds nothing against, and how many were dropped for which reason.
 
     Args:
         dataset: tokenised rows.
         name: what the user calls it.
         judge: says why a row teaches nothing.
-        earlier: reason -> rows that were dropped for it already.
-        warn: whether this process says what was dropped; the rows of a stream are dropped without being counted.
+        warn: whether this process says what was dropped.
+
+    Returns:
+        The rows, and reason -> count. Those of a stream are counted as this process reads them, each time anew.
 
     Raises:
         ConfigError: no row is left.
     """
+    dropped: Counter[str] = Counter()
     if isinstance(dataset, IterableDataset):
-        return dataset.filter(lambda row: judge(row) is None)
+        return dataset.filter(_counting(judge, dropped)), dropped
     verdicts = [judge(row) for row in dataset]
     kept = [place for place, verdict in enumerate(verdicts) if verdict is None]
-    reasons = Counter({reason: count for reason, count in earlier.items() if count})
-    reasons.update(verdict for verdict in verdicts if verdict is not None)
-    dropped = sum(reasons.values())
+    dropped.update(verdict for verdict in verdicts if verdict is not None)
     if not dropped:
-        return dataset
-    why = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
-    message = f"`{name}` data: {dropped} of {counted(len(kept) + dropped, 'pair')} dropped ({why})."
+        return dataset, dropped
+    message = f"`{name}` data: {dropped.total()} of {counted(len(verdicts), 'pair')} dropped ({_reasons(dropped)})."
     if not kept:
         raise ConfigError([f"{message} Nothing is left to train on."])
     if warn:
         warnings.warn(message, UserWarning, stacklevel=2)
-    return dataset.select(kept)
+    return dataset.select(kept), dropped
 
 
-def row_count(dataset: Any) -> int:
-    """Rows of a data set; 0 of a stream, whose rows nobody has counted."""
-    return len(dataset) if isinstance(dataset, Dataset) else 0
+def _counting(judge: Judge, dropped: Counter[str]) -> Callable[[Mapping[str, Any]], bool]:
+    def keeps(row: Mapping[str, Any]) -> bool:
+        verdict = judge(row)
+        if verdict is not None:
+            dropped[verdict] += 1
+        return verdict is None
+
+    return keeps
+
+
+def warn_of_dropped(name: str, dataset: Any, dropped: Mapping[str, int]) -> None:
+    """Say what a stream has dropped so far; of other data it has been said before."""
+    if isinstance(dataset, IterableDataset) and dropped:
+        total = counted(sum(dropped.values()), "pair")
+        message = f"`{name}` data: {total} dropped as the stream was read ({_reasons(dropped)})."
+        warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _reasons(dropped: Mapping[str, int]) -> str:
+    return "; ".join(f"{count}: {reason}" for reason, count in dropped.items())
+
+
+def without_limit(args: Any) -> Any:
+    """`args` for TRL's preparation without `max_length`, so that the judge finds what is too long, and counts it."""
+    own = copy.copy(args)
+    own.max_length = None
+    return own
+
+
+def image_columns(datasets: Iterable[Any]) -> list[str]:
+    """Columns of images in data sets: each rows, a stream (whose columns may not be known), sets by name, or None."""
+    found = set()
+    for data in datasets:
+        for part in data.values() if isinstance(data, Mapping) else (data,):
+            found |= {"image", "images"} & set(getattr(part, "column_names", None) or ())
+    return sorted(found)
 
 
 def policy_judge(max_length: int | None, truncation_mode: str) -> Judge:
     """Judge of rows with `prompt_ids`, `chosen_ids` and `rejected_ids`, cut as TRL's collator cuts them."""
 
     def judge(row: Mapping[str, Any]) -> str | None:
+        if max_length is not None and truncation_mode == "keep_start" and len(row["prompt_ids"]) >= max_length:
+            return f"the prompt fills `max_length` ({max_length})"
         sides = [_cut(row["prompt_ids"], row[f"{side}_ids"], max_length, truncation_mode) for side in SIDES]
         # The first token of a sequence is predicted by nothing.
         if not all(any(mask[1:]) for _, mask in sides):
@@ -156,7 +196,7 @@ def _cut(
 
 
 def score_judge(max_length: int | None, pad_token_id: int) -> Judge:
-    """Judge of rows with `chosen_ids` and `rejected_ids`, of which TRL leaves out what is too long.
+    """Judge of rows with `chosen_ids` and `rejected_ids`, of which what is too long for TRL is left out.
 
     It raises `ConfigError` for a row that ends with the padding token: a sequence classifier reads the score at the
     last token that is none.

@@ -10,8 +10,7 @@ from transformers import AutoTokenizer
 
 from trl_algos.core import last_token_index
 from trl_algos.errors import ConfigError
-
-HEADS = ("score", "classifier")
+from trl_algos.models.reward_folder import HEADS
 
 
 def loaded_tokenizer(model: Any, args: Any) -> Any:
