@@ -23,6 +23,7 @@ from trl_algos.trainers.preference.pairs import (
     warn_of_dropped,
     without_limit,
 )
+from trl_algos.trainers.preference.resuming import ExactResume
 from trl_algos.trainers.preference.reward_head import (
     check_head,
     check_place,
@@ -49,7 +50,7 @@ class PairCollator(DataCollatorForPreference):
         return output
 
 
-class BradleyTerryTrainer(HeldOutFigures, RewardTrainer):
+class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
     """Trains a reward model on preference pairs.
 
     Columns: `chosen` and `rejected`, with or without `prompt`, text or messages, or `chosen_ids` and `rejected_ids`;

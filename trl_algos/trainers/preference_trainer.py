@@ -24,11 +24,12 @@ from trl_algos.trainers.preference.pairs import (
     without_limit,
 )
 from trl_algos.trainers.preference.precomputing import precomputing
+from trl_algos.trainers.preference.resuming import ExactResume
 from trl_algos.trainers.preference.sources import COLUMN, WithSources
 from trl_algos.trainers.processes import forget_evaluation
 
 
-class PreferenceTrainer(HeldOutFigures, DPOTrainer):
+class PreferenceTrainer(ExactResume, HeldOutFigures, DPOTrainer):
     """Trains a policy on preference pairs by the row that `args.algorithm` names.
 
     The loss is TRL's, but for the likelihood of the chosen completions, which TRL averages over the micro-batch:
