@@ -27,7 +27,9 @@ from trl_algos.trainers.preference.resuming import ExactResume
 from trl_algos.trainers.preference.reward_head import (
     check_head,
     check_place,
+    keep_heads_precise,
     loaded_tokenizer,
+    trained_heads,
     with_own_padding,
     with_trained_head,
 )
@@ -99,6 +101,7 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
         self.calibration: PairCalibration | None = None
         self.dropped_pairs: dict[str, dict[str, int]] = {}
         self._several: list[Scores] | None = None
+        heads = trained_heads(model)
         super().__init__(
             model,
             args,
@@ -111,6 +114,8 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
         )
         self.data_collator: Any = WithSources(self.data_collator)
         check_head(self.model)
+        if is_peft_model(self.model) and getattr(self.model, "is_quantized", False):
+            keep_heads_precise(self.model, heads, self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, on all processes whatever was evaluated before."""
