@@ -41,8 +41,16 @@ CASES: dict[str, dict[str, Any]] = {
 """Name -> settings, and under names that are none: `lora`, whether the model is given `by_path`, whether training goes
 on from an `adapter`, and whether all pairs of the second process are `ties`."""
 
+FEWER = ("dpo", "reward model with LoRA")
+"""Cases of ZeRO-1, which is ZeRO-2 but for when gradients are reduced."""
+
 ROWS = 4
 """Pairs per micro-batch over all processes."""
+
+
+def cases(backend: str) -> list[str]:
+    """Names of the cases that run under `backend`."""
+    return [case for case in CASES if backend != "zero1" or case in FEWER]
 
 
 def prepare(folder: str) -> str:
@@ -131,7 +139,7 @@ def main(folder: str, family: str) -> None:
     found: dict[str, dict[str, Any]] = {}
     for backend, settings in FAMILIES[family].items():
         found[backend] = {}
-        for case in CASES:
+        for case in cases(backend):
             restart()
             found[backend][case] = run(case, folder, 2, f"{folder}/{backend} {case}", **settings)
     torch.save(found, f"{folder}/preference_{os.environ['RANK']}.pt")

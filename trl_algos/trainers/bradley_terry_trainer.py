@@ -189,7 +189,7 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        if is_peft_model(self.model):
+        if is_peft_model(self.model) and self.args.should_save:  # ZeRO-3 comes here on all processes
             write_adapter_figures(output_dir or self.args.output_dir, known_figures(self.model.config))
 
 
