@@ -172,6 +172,10 @@ TRAINER_UTILS = (
 
 PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "DPOTrainer": {
+        "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+        "_precompute_ref_logps": ("self", "dataset", "name", "batch_size"),
+        "_save_checkpoint": ("self", "model", "trial"),
+        "compute_ref_log_probs": ("self", "model", "inputs"),
         "_compute_loss": ("self", "model", "inputs", "return_outputs"),
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
         "_set_signature_columns_if_needed": ("self",),
@@ -179,6 +183,8 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "log": ("self", "logs", "start_time"),
     },
     "RewardTrainer": {
+        "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+        "_save_checkpoint": ("self", "model", "trial"),
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
         "_save": ("self", "output_dir", "state_dict"),
         "_set_signature_columns_if_needed": ("self",),
@@ -190,8 +196,16 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
 """Trainer -> its method that we override -> its parameters."""
 
 PREFERENCE_TRAINER_ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "DPOTrainer": ("_metrics", "_signature_columns", "beta", "label_smoothing", "ref_model"),
-    "RewardTrainer": ("_metrics", "_signature_columns"),
+    "DPOTrainer": (
+        "_metrics",
+        "_precompute_model_hash",
+        "_total_train_tokens",
+        "_signature_columns",
+        "beta",
+        "label_smoothing",
+        "ref_model",
+    ),
+    "RewardTrainer": ("_metrics", "_total_train_tokens", "_signature_columns"),
 }
 """Trainer -> its attributes that we read or set."""
 

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+import tiny
 import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch.distributed.tensor import DTensor
@@ -25,6 +26,7 @@ MORE = {"num_iterations": 1, "gradient_accumulation_steps": 2, "num_generations"
 
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": "grpo", "num_generations": 2, "epsilon": 0.02} | OFF_POLICY,
+    "grpo_evaluated_first": {"algorithm": "grpo", "num_generations": 2, "epsilon": 0.02} | OFF_POLICY,
     "grpo_lora": {"algorithm": "grpo", "num_generations": 2, "epsilon": 0.02} | OFF_POLICY | LORA,
     "adapter": PPO | LORA | {"critic": "adapter"},
     "adapter_checkpointed": PPO | LORA | {"critic": "adapter", "gradient_checkpointing": True},
@@ -140,13 +142,15 @@ def outcome(trainer: Any) -> dict[str, Any]:
         "processes": trainer.accelerator.num_processes,
         "model": type(trainer.model_wrapped).__name__,
         "weights": {name: whole(p) for name, p in model.named_parameters()},
-        "logs": trainer.state.log_history,
+        "logs": [log for log in trainer.state.log_history if "eval_loss" not in log],
     }
 
 
 def run(case: str, folder: str, processes: int, **settings: Any) -> dict[str, Any]:
     """The outcome of a case."""
     trainer = make_trainer(CASES[case], folder, processes, **settings)
+    if case.endswith("evaluated_first"):
+        trainer.evaluate(tiny.prompts(8))
     trainer.train()
     return outcome(trainer)
 
