@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-import tiny
+sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch.distributed.tensor import DTensor
-from worker import OFF_POLICY, PPO, make_trainer  # first: it sets what must be set before other imports
+from worker import OFF_POLICY, PPO, make_trainer, tiny  # first: it sets what must be set before other imports
 
 from trl_algos.errors import ConfigError
 
