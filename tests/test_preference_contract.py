@@ -15,11 +15,16 @@ from trl_algos import BradleyTerryTrainer, PreferenceTrainer, _compat
 from trl_algos.trainers import bradley_terry_trainer, preference_trainer
 from trl_algos.trainers.preference import held_out_pairs, reward_head
 from trl_algos.trainers.preference import pairs as pairs_source
+from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures
+from trl_algos.trainers.preference.resuming import ExactResume
 
 TRL = {"DPOTrainer": DPOTrainer, "RewardTrainer": RewardTrainer}
 OURS = {"DPOTrainer": PreferenceTrainer, "RewardTrainer": BradleyTerryTrainer}
 MODULES = (preference_trainer, bradley_terry_trainer, pairs_source, reward_head, held_out_pairs)
-PUBLIC_OF_TRANSFORMERS = {"accelerator", "args", "eval_dataset", "model", "processing_class", "train"}
+PUBLIC_OF_TRANSFORMERS = {
+    *("accelerator", "args", "data_collator", "eval_dataset", "model", "processing_class", "train", "train_dataset"),
+    *("is_deepspeed_enabled", "is_fsdp_enabled", "state"),
+}
 METHODS = [(trainer, name) for trainer, methods in _compat.PREFERENCE_TRAINER_METHODS.items() for name in methods]
 
 
@@ -63,10 +68,12 @@ def test_helpers_can_be_imported():
 def test_every_name_of_trl_is_listed(trainer, built):
     """Attributes of `self` and `super()` that are neither our own nor public in transformers."""
     ours = OURS[trainer]
-    used, stored = set(), set(vars(ours)) | set(ours.__annotations__)
-    for node in ast.walk(ast.parse(inspect.getsource(ours))):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()"):
-            (stored if isinstance(node.ctx, ast.Store) else used).add(node.attr)
+    used, stored = set(), set()
+    for part in (ours, HeldOutFigures, ExactResume):
+        stored |= set(vars(part)) | set(part.__annotations__)
+        for node in ast.walk(ast.parse(inspect.getsource(part))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()"):
+                (stored if isinstance(node.ctx, ast.Store) else used).add(node.attr)
     listed = {*_compat.PREFERENCE_TRAINER_METHODS[trainer], *_compat.PREFERENCE_TRAINER_ATTRIBUTES[trainer]}
     of_trl = {name for name in used | stored if hasattr(built[trainer], name) and not name.startswith("__")}
     assert of_trl - PUBLIC_OF_TRANSFORMERS - {"_abc_impl"} == listed

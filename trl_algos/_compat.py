@@ -207,7 +207,7 @@ PREFERENCE_TRAINER_ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "label_smoothing",
         "ref_model",
     ),
-    "RewardTrainer": ("_metrics", "_total_train_tokens", "_signature_columns"),
+    "RewardTrainer": ("_metrics", "_signature_columns", "_total_train_tokens"),
 }
 """Trainer -> its attributes that we read or set."""
 

@@ -83,7 +83,7 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, DPOTrainer):
             columns.append(COLUMN)
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        with precomputing(self, dataset):
+        with precomputing(self, dataset, self._precompute_model_hash):
             return super()._precompute_ref_logps(dataset, name, batch_size)
 
     def compute_ref_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
