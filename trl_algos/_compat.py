@@ -63,6 +63,7 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
     "_save_checkpoint": ("self", "model", "trial"),
     "compute_loss": ("self", "model", "inputs", "return_outputs", "num_items_in_batch"),
     "create_optimizer": ("self", "model"),
+    "evaluate": ("self", "eval_dataset", "ignore_keys", "metric_key_prefix"),
     "create_scheduler": ("self", "num_training_steps", "optimizer"),
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),
@@ -114,6 +115,7 @@ GRPO_TRAINER_ATTRIBUTES = (
     "callback_handler",
     "control",
     "current_gradient_accumulation_steps",
+    "deepspeed",
     "entropy_coef",
     "environment_factories",
     "environments",
@@ -174,6 +176,10 @@ TRAINER_UTILS = (
 
 PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "DPOTrainer": {
+        "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+        "_precompute_ref_logps": ("self", "dataset", "name", "batch_size"),
+        "_save_checkpoint": ("self", "model", "trial"),
+        "compute_ref_log_probs": ("self", "model", "inputs"),
         "_compute_loss": ("self", "model", "inputs", "return_outputs"),
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
         "_set_signature_columns_if_needed": ("self",),
@@ -181,6 +187,8 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "log": ("self", "logs", "start_time"),
     },
     "RewardTrainer": {
+        "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+        "_save_checkpoint": ("self", "model", "trial"),
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
         "_save": ("self", "output_dir", "state_dict"),
         "_set_signature_columns_if_needed": ("self",),
@@ -192,8 +200,16 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
 """Trainer -> its method that we override -> its parameters."""
 
 PREFERENCE_TRAINER_ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "DPOTrainer": ("_metrics", "_signature_columns", "beta", "label_smoothing", "ref_model"),
-    "RewardTrainer": ("_metrics", "_signature_columns"),
+    "DPOTrainer": (
+        "_metrics",
+        "_precompute_model_hash",
+        "_total_train_tokens",
+        "_signature_columns",
+        "beta",
+        "label_smoothing",
+        "ref_model",
+    ),
+    "RewardTrainer": ("_metrics", "_signature_columns", "_total_train_tokens"),
 }
 """Trainer -> its attributes that we read or set."""
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch.distributed.tensor import DTensor
-from worker import OFF_POLICY, PPO, make_trainer  # first: it sets what must be set before other imports
+from worker import OFF_POLICY, PPO, make_trainer, tiny  # first: it sets what must be set before other imports
 
 from trl_algos.errors import ConfigError
 
@@ -25,6 +25,7 @@ MORE = {"num_iterations": 1, "gradient_accumulation_steps": 2, "num_generations"
 
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": "grpo", "num_generations": 2, "epsilon": 0.02} | OFF_POLICY,
+    "grpo_evaluated_first": {"algorithm": "grpo", "num_generations": 2, "epsilon": 0.02} | OFF_POLICY,
     "grpo_lora": {"algorithm": "grpo", "num_generations": 2, "epsilon": 0.02} | OFF_POLICY | LORA,
     "adapter": PPO | LORA | {"critic": "adapter"},
     "adapter_checkpointed": PPO | LORA | {"critic": "adapter", "gradient_checkpointing": True},
@@ -140,13 +141,15 @@ def outcome(trainer: Any) -> dict[str, Any]:
         "processes": trainer.accelerator.num_processes,
         "model": type(trainer.model_wrapped).__name__,
         "weights": {name: whole(p) for name, p in model.named_parameters()},
-        "logs": trainer.state.log_history,
+        "logs": [log for log in trainer.state.log_history if "eval_loss" not in log],
     }
 
 
 def run(case: str, folder: str, processes: int, **settings: Any) -> dict[str, Any]:
     """The outcome of a case."""
     trainer = make_trainer(CASES[case], folder, processes, **settings)
+    if case.endswith("evaluated_first"):
+        trainer.evaluate(tiny.prompts(8))
     trainer.train()
     return outcome(trainer)
 

@@ -23,10 +23,13 @@ from trl_algos.trainers.preference.pairs import (
     warn_of_dropped,
     without_limit,
 )
+from trl_algos.trainers.preference.resuming import ExactResume
 from trl_algos.trainers.preference.reward_head import (
     check_head,
     check_place,
+    keep_heads_precise,
     loaded_tokenizer,
+    trained_heads,
     with_own_padding,
     with_trained_head,
 )
@@ -47,7 +50,7 @@ class PairCollator(DataCollatorForPreference):
         return output
 
 
-class BradleyTerryTrainer(HeldOutFigures, RewardTrainer):
+class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
     """Trains a reward model on preference pairs.
 
     Columns: `chosen` and `rejected`, with or without `prompt`, text or messages, or `chosen_ids` and `rejected_ids`;
@@ -96,6 +99,7 @@ class BradleyTerryTrainer(HeldOutFigures, RewardTrainer):
         self.calibration: PairCalibration | None = None
         self.dropped_pairs: dict[str, dict[str, int]] = {}
         self._several: list[Scores] | None = None
+        heads = trained_heads(model)
         super().__init__(
             model,
             args,
@@ -108,6 +112,8 @@ class BradleyTerryTrainer(HeldOutFigures, RewardTrainer):
         )
         self.data_collator: Any = WithSources(self.data_collator)
         check_head(self.model)
+        if is_peft_model(self.model) and getattr(self.model, "is_quantized", False):
+            keep_heads_precise(self.model, heads, self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, on all processes whatever was evaluated before."""
@@ -170,7 +176,7 @@ class BradleyTerryTrainer(HeldOutFigures, RewardTrainer):
         mean, std = joined(self._several or [scores]).reward_mean_std()
         self.model.config.reward_mean, self.model.config.reward_std = mean, std
         own_mean, own_std = scores.reward_mean_std()
-        figures = {"reward_mean": own_mean, "reward_std": own_std}
+        figures = {"reward_mean": own_mean, "reward_std": own_std, **scores.range_and_margin()}
         self.calibration = scores.calibration()
         if self.calibration is not None:
             figures |= {"accuracy": self.calibration.accuracy, "brier": self.calibration.brier}
@@ -181,7 +187,7 @@ class BradleyTerryTrainer(HeldOutFigures, RewardTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        if is_peft_model(self.model):
+        if is_peft_model(self.model) and self.args.should_save:  # ZeRO-3 comes here on all processes
             write_adapter_figures(output_dir or self.args.output_dir, known_figures(self.model.config))
 
 

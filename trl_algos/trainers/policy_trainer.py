@@ -42,7 +42,7 @@ from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import Skipped, StepMetrics
-from trl_algos.trainers.processes import forget_evaluation
+from trl_algos.trainers.processes import evaluating, forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
 from trl_algos.trainers.recording import check_grad_norm, record_rollout, record_step
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
@@ -177,6 +177,11 @@ class PolicyTrainer(GRPOTrainer):
         self.check_start(last or None)
         forget_evaluation(self)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, before training, too, whatever the backend."""
+        with evaluating(self):
+            return super().evaluate(*args, **kwargs)
 
     def check_start(self, checkpoint: str | None = None) -> None:
         """Raise `ValueError` where prompts are too few or lack a chat template, or a checkpoint is not whole."""

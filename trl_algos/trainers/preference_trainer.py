@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
 from trl_algos.preference_rows import SOURCE
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
+from trl_algos.trainers.preference.held_out_means import over_all_pairs
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, Scores
 from trl_algos.trainers.preference.pairs import (
     checked_pairs,
@@ -23,11 +24,13 @@ from trl_algos.trainers.preference.pairs import (
     warn_of_dropped,
     without_limit,
 )
+from trl_algos.trainers.preference.precomputing import precomputing
+from trl_algos.trainers.preference.resuming import ExactResume
 from trl_algos.trainers.preference.sources import WithSources
 from trl_algos.trainers.processes import forget_evaluation
 
 
-class PreferenceTrainer(HeldOutFigures, DPOTrainer):
+class PreferenceTrainer(ExactResume, HeldOutFigures, DPOTrainer):
     """Trains a policy on preference pairs by the row that `args.algorithm` names.
 
     The loss is TRL's, but for the likelihood of the chosen completions, which TRL averages over the micro-batch:
@@ -80,8 +83,21 @@ class PreferenceTrainer(HeldOutFigures, DPOTrainer):
         if SOURCE not in columns:
             columns.append(SOURCE)
 
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        with precomputing(self, dataset, self._precompute_model_hash):
+            return super()._precompute_ref_logps(dataset, name, batch_size)
+
+    def compute_ref_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """TRL's, of a batch with or without sources."""
+        return super().compute_ref_log_probs(model, {name: x for name, x in inputs.items() if name != SOURCE})
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         source = inputs.pop(SOURCE, None)
+        pairs = len(inputs["input_ids"]) // 2
+        with nullcontext() if self.model.training else over_all_pairs(self, pairs):
+            return self._loss(model, inputs, return_outputs, source)
+
+    def _loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool, source: Tensor | None) -> Any:
         if not self.args.nll_coef and (source is None or self.model.training):
             return super()._compute_loss(model, inputs, return_outputs)
         with _recorded_log_probs(self.model, self.ref_model) as log_probs:
@@ -114,10 +130,11 @@ class PreferenceTrainer(HeldOutFigures, DPOTrainer):
         """0-d; `log_probs` (2B, T' >= T - 1) and `completion_mask` (2B, T), chosen rows first."""
         mask = completion_mask[: completion_mask.shape[0] // 2, 1:]
         # Prompt learning puts virtual tokens in front.
-        nll = nll_per_token(log_probs[: mask.shape[0], -mask.shape[1] :], mask)
+        rows = log_probs[: mask.shape[0], -mask.shape[1] :]
+        nll = torch.stack([nll_per_token(*row) for row in zip(rows.split(1), mask.split(1), strict=True)])
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["nll/chosen"].append(self.accelerator.gather(nll.detach()).mean().item())
-        return nll
+        return nll.mean()
 
 
 @contextmanager

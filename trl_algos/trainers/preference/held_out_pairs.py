@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trl_algos.core import PairCalibration, pair_calibration
 from trl_algos.trainers.preference.sources import source_codes, source_names
+from trl_algos.trainers.processes import evaluating
 
 Columns = tuple[Tensor, ...]
 
@@ -96,6 +97,16 @@ class Scores:
         both = torch.cat([self.chosen, self.rejected]).double()
         return both.mean().item(), both.std().item()
 
+    def range_and_margin(self) -> dict[str, float]:
+        """What TRL logs as means over batches, under its names."""
+        both = torch.cat([self.chosen, self.rejected])
+        return {
+            "min_reward": both.min().item(),
+            "mean_reward": both.mean().item(),
+            "max_reward": both.max().item(),
+            "margin": (self.chosen - self.rejected).mean().item(),
+        }
+
 
 class HeldOutFigures:
     """Part of a trainer of TRL's: what `_figures` makes of all pairs of an evaluation is logged beside TRL's means.
@@ -117,10 +128,11 @@ class HeldOutFigures:
         raise NotImplementedError
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """TRL's evaluation, and what `log` adds to it."""
+        """TRL's evaluation, before training, too, whatever the backend, and what `log` adds to it."""
         self._metric_prefix = metric_key_prefix
         self._held_out.take()
-        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # type: ignore[misc]
+        with evaluating(self):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """TRL's, and after an evaluation the figures over all its pairs, not means over batches."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from peft import TaskType
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from trl_algos.core import last_token_index
@@ -73,7 +74,7 @@ def check_head(model: Any) -> None:
     """Raise `ConfigError` where a model with an adapter keeps its score head as it was drawn."""
     if not getattr(model, "peft_config", None):
         return
-    heads = [parameter for name, parameter in model.named_parameters() if set(HEADS) & set(name.split("."))]
+    heads = [parameter for name, parameter in model.named_parameters() if _in_head(name)]
     if heads and not any(parameter.requires_grad for parameter in heads):
         raise ConfigError(
             [
@@ -82,3 +83,40 @@ def check_head(model: Any) -> None:
                 "`peft_config`."
             ]
         )
+
+
+def trained_heads(model: Any) -> dict[str, Tensor]:
+    """Copies of the weights of the heads that an adapter of `model` trains; none of a path."""
+    if not getattr(model, "peft_config", None):
+        return {}
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad and _in_head(name)}
+
+
+def keep_heads_precise(model: Any, start: Mapping[str, Tensor], sharded: bool) -> None:
+    """Train the head beside an adapter on a quantised base in float32.
+
+    TRL rounds all that is trained there to bfloat16, in which small steps of the one matrix that is no sum with a
+    frozen one are lost, and which a base that computes in float32 cannot be read by.
+
+    Args:
+        model: with its adapter.
+        start: weights of heads before TRL rounded them, from `trained_heads`.
+        sharded: whether a backend shards what is trained, which must then be of one dtype: the head stays rounded.
+    """
+    for name, module in model.named_modules():
+        own = {key: p for key, p in module.named_parameters(recurse=False) if p.requires_grad}
+        if not own or not _in_head(name):
+            continue
+        for key, parameter in own.items() if not sharded else ():
+            original = f"{name.partition('.modules_to_save.')[0]}.original_module.{key}"
+            known = start[f"{name}.{key}"] if start else model.get_parameter(original)
+            parameter.data = known.detach().to(parameter.device, torch.float32, copy=True)
+        module.register_forward_pre_hook(_in_own_dtype)
+
+
+def _in_own_dtype(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (args[0].to(module.weight.dtype), *args[1:])
+
+
+def _in_head(name: str) -> bool:
+    return bool(set(HEADS) & set(name.split(".")))

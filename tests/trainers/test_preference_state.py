@@ -1,0 +1,113 @@
+"""What a run on preference pairs takes up from a checkpoint: it ends as if it had not been interrupted, to the bit."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import preference_pairs as pairs
+import pytest
+import tiny
+import torch
+from peft import LoraConfig
+from transformers import GPT2ForSequenceClassification
+
+from trl_algos import BradleyTerryConfig, BradleyTerryTrainer, PreferenceConfig, PreferenceTrainer
+from trl_algos.errors import ConfigError
+
+STEPS = 7
+"""Of two micro-batches of two of 14 pairs: four to an epoch, the last of one micro-batch."""
+
+
+def trainer_of(kind, folder, lora=True, **settings):
+    """With dropout in model and adapter, and evaluations on the way, which draw no random numbers."""
+    rows = [
+        {"prompt": "p" * (1 + i % 5), "chosen": chr(97 + i) * (1 + i % 7), "rejected": "x" * (2 + i)}
+        for i in range(14)
+    ]
+    settings = pairs.settings(
+        folder,
+        max_steps=STEPS,
+        gradient_accumulation_steps=2,
+        disable_dropout=False,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=3,
+        **settings,
+    )
+    common = {"train_dataset": pairs.dataset(rows), "eval_dataset": pairs.dataset(rows[:3])}
+    common["processing_class"] = tiny.tokenizer()
+    if lora:
+        common["peft_config"] = LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.3)
+    if kind == "policy":
+        reference = None if lora else tiny.gpt2(1)
+        return PreferenceTrainer(tiny.gpt2(0), reference, PreferenceConfig(algorithm="rpo", **settings), **common)
+    torch.manual_seed(0)
+    config = tiny.gpt2().config
+    config.num_labels = 1
+    return BradleyTerryTrainer(GPT2ForSequenceClassification(config), BradleyTerryConfig(**settings), **common)
+
+
+def weights(trainer):
+    return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+
+
+def logs(trainer):
+    return [
+        {name: x for name, x in log.items() if "time" not in name and "second" not in name}
+        for log in trainer.state.log_history
+        if "train_loss" not in log
+    ]
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["LoRA", "full"])
+@pytest.mark.parametrize("kind", ["policy", "reward model"])
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(kind, lora, tmp_path):
+    """In the middle of an epoch, at its short last step, and after it."""
+    whole = trainer_of(kind, tmp_path, lora)
+    start = weights(whole)
+    whole.train()
+    assert any(not torch.equal(start[name], weight) for name, weight in weights(whole).items())
+    for step in (1, 4, 6):
+        resumed = trainer_of(kind, tmp_path, lora)
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(resumed).items()), step
+        assert logs(resumed) == logs(whole), step
+
+
+def test_a_run_killed_while_it_saved_goes_on_from_the_checkpoint_before(tmp_path):
+    command = [sys.executable, __file__, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    assert (tmp_path / "checkpoint-3/optimizer.pt").stat().st_size == 100
+    with pytest.raises(ConfigError, match=r"checkpoint-3/trainer_state.json is missing; take an earlier checkpoint"):
+        trainer_of("reward model", tmp_path).train(resume_from_checkpoint=True)
+    resumed = trainer_of("reward model", tmp_path)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    whole = trainer_of("reward model", tmp_path / "whole")
+    whole.train()
+    assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(resumed).items())
+
+
+def killed_while_saving(folder):
+    """Train until the optimizer of the third checkpoint is written, of which 100 bytes get onto the disk."""
+    save, written = torch.save, []
+
+    def save_and_die(state, path, *args, **kwargs):
+        save(state, path, *args, **kwargs)
+        if str(path).endswith("optimizer.pt"):
+            written.append(path)
+        if len(written) == 3:
+            os.truncate(path, 100)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = save_and_die
+    trainer_of("reward model", folder).train()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    killed_while_saving(Path(sys.argv[1]))
