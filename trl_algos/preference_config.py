@@ -35,6 +35,12 @@ _NEEDED = {
 }
 
 
+_PADDING_FREE = (
+    "Whether passes compute real tokens alone: unset wherever that is exact, true to refuse a model where it is not, "
+    "false for padded rows."
+)
+
+
 def _unset(help_text: str) -> Any:
     """A field whose None means "not set": the algorithm's row then says what it is."""
     return field(default=None, metadata={"help": help_text})
@@ -50,6 +56,8 @@ class PreferenceConfig(DPOConfig):
         beta: inverse temperature, 1 / nats.
         label_smoothing: probability that a label is flipped.
         nll_coef: weight of the chosen completions' negative log-likelihood per token.
+        padding_free: whether passes compute real tokens alone, and what rows have in common at their beginning once.
+            None wherever that is exact, True to refuse a model where it is not, False for padded rows.
 
     Raises:
         ConfigError: with every problem found, when the config is built.
@@ -62,6 +70,7 @@ class PreferenceConfig(DPOConfig):
     label_smoothing: float = _unset("Probability that a label is flipped; for cdpo and robust_dpo alone.")
     nll_coef: float = _unset("Weight of the chosen completions' negative log-likelihood per token; for rpo alone.")
     loss_type: list[str] = _unset("Replaced by `algorithm`; setting it raises.")  # noqa: RUF009 - it makes a field
+    padding_free: bool | None = field(default=None, metadata={"help": _PADDING_FREE})
 
     def __post_init__(self) -> None:
         """Take from the row what was left unset, refuse what has no effect, then let TRL do its own checks."""
@@ -86,6 +95,7 @@ class BradleyTerryConfig(RewardConfig):
         algorithm: key of a row of `trl_algos.PREFERENCE_ALGORITHMS` that trains a reward model.
         center_rewards_coefficient: weight of the pull of each pair's scores towards sum 0.
         label_smoothing: probability that a label is flipped.
+        padding_free: as in `PreferenceConfig`.
 
     Raises:
         ConfigError: with every problem found, when the config is built.
@@ -94,6 +104,7 @@ class BradleyTerryConfig(RewardConfig):
     algorithm: str = field(default="bradley_terry", metadata={"help": "Algorithm to train with: bradley_terry."})
     center_rewards_coefficient: float | None = _unset("Weight of the pull of each pair's scores towards sum 0.")
     label_smoothing: float = _unset("Probability that a label is flipped.")
+    padding_free: bool | None = field(default=None, metadata={"help": _PADDING_FREE})
 
     def __post_init__(self) -> None:
         """Take from the row what was left unset, refuse what is out of range, then let TRL do its own checks."""
@@ -149,8 +160,6 @@ def _policy_problems(config: PreferenceConfig, row: PreferenceAlgorithm) -> Iter
         yield f"`loss_type`: {config.loss_type!r} is replaced by `algorithm`: {', '.join(preference_keys('policy'))}."
     if config.loss_weights is not None:
         yield f"`loss_weights`: {config.loss_weights!r} has no effect here: `nll_coef` of rpo is the only weight."
-    if config.padding_free:
-        yield "`padding_free`: True has no effect: TRL's DPOTrainer pads all the same. Leave it False."
     if config.use_weighting and "nll_coef" in row.defaults:
         yield "`use_weighting`: True is not defined for the likelihood term of rpo; choose another `algorithm`."
     yield from _choice_problems(config)

@@ -36,7 +36,14 @@ class PreferenceTrainer(DPOTrainer):
             raise ConfigError([f"`args`: {type(args).__name__} must be a PreferenceConfig."])
         refuse_adapter_path(model)
         _check_adapter(model, ref_model)
-        super().__init__(model, ref_model, args, **kwargs)
+        self._packed = False
+        # TRL would say that it cannot do it.
+        padding_free, args.padding_free = args.padding_free, False
+        try:
+            super().__init__(model, ref_model, args, **kwargs)
+        finally:
+            args.padding_free = padding_free
+        self._pack_models()
         # TRL's robust loss is cDPO's at another smoothing. The attribute alone changes: `args` says what was set.
         self.label_smoothing = args.row.smoothing_for_trl(args.label_smoothing)
 
