@@ -173,6 +173,7 @@ TRAINER_UTILS = (
 PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "DPOTrainer": {
         "_compute_loss": ("self", "model", "inputs", "return_outputs"),
+        "_precompute_ref_logps": ("self", "dataset", "name", "batch_size"),
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
     },
     "RewardTrainer": {

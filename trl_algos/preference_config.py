@@ -178,6 +178,8 @@ def _choice_problems(config: PreferenceConfig) -> Iterator[str]:
 
 
 def _length_problems(config: Any) -> Iterator[str]:
+    if config.padding_free not in (None, True, False):
+        yield f"`padding_free`: {config.padding_free!r} must be true, false, or left unset."
     length = config.max_length
     if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 2):
         yield f"`max_length`: {length!r} must be a whole number of tokens, 2 or more, or None for no limit."

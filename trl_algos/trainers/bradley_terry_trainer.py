@@ -10,6 +10,8 @@ from trl.trainer.reward_trainer import DataCollatorForPreference
 from trl_algos.core import PairCalibration, bradley_terry_loss
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import BradleyTerryConfig
+from trl_algos.trainers.packing.models import pack_classifier
+from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.held_out_pairs import HeldOutPairs, Scores, joined
 from trl_algos.trainers.preference.pairs import SIDES, checked_pairs, row_count, score_judge, teaching_pairs
@@ -95,6 +97,7 @@ class BradleyTerryTrainer(RewardTrainer):
             **kwargs,
         )
         check_head(self.model)
+        start_packing(self, args.padding_free, pack_classifier, {"model": self.model})
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, on all processes whatever was evaluated before."""

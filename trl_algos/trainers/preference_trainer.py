@@ -8,6 +8,8 @@ from trl import DPOTrainer
 from trl_algos.core import nll_per_token
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
+from trl_algos.trainers.packing.models import pack_language_model
+from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.pairs import checked_pairs, policy_judge, row_count, teaching_pairs
 from trl_algos.trainers.processes import forget_evaluation
@@ -18,7 +20,8 @@ class PreferenceTrainer(DPOTrainer):
 
     The loss is TRL's, but for the likelihood of the chosen completions, which TRL averages over the micro-batch:
     here each completion's is divided by its own tokens. The reference is what the run started from: with a loaded
-    adapter that adapter, not the bare base.
+    adapter that adapter, not the bare base. Passes compute real tokens alone, and the prompt of a pair once, wherever
+    that is exact (`padding_free`).
 
     Args:
         model: policy, or path of one, as in TRL.
@@ -36,13 +39,12 @@ class PreferenceTrainer(DPOTrainer):
             raise ConfigError([f"`args`: {type(args).__name__} must be a PreferenceConfig."])
         refuse_adapter_path(model)
         _check_adapter(model, ref_model)
-        self._packed = False
-        # TRL would say that it cannot do it.
-        padding_free, args.padding_free = args.padding_free, False
+        self._padding_free, self._packed = args.padding_free, False
+        args.padding_free = False  # TRL would say that it cannot do it
         try:
             super().__init__(model, ref_model, args, **kwargs)
         finally:
-            args.padding_free = padding_free
+            args.padding_free = self._padding_free
         self._pack_models()
         # TRL's robust loss is cDPO's at another smoothing. The attribute alone changes: `args` says what was set.
         self.label_smoothing = args.row.smoothing_for_trl(args.label_smoothing)
@@ -59,6 +61,20 @@ class PreferenceTrainer(DPOTrainer):
         earlier = {f"the prompt fills `max_length` ({args.max_length})": filled}
         judge = policy_judge(args.max_length, args.truncation_mode)
         return teaching_pairs(prepared, dataset_name, judge, earlier, warn=args.process_index == 0)
+
+    def _pack_models(self) -> None:
+        if self._packed:
+            return
+        models = {"model": self.model}
+        if self.ref_model is not None:
+            models["ref_model"] = self.accelerator.unwrap_model(self.ref_model)
+        start_packing(self, self._padding_free, pack_language_model, models)
+        self._packed = True
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        # TRL calls this from its `__init__`.
+        self._pack_models()
+        return super()._precompute_ref_logps(dataset, name, batch_size)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         if not self.args.nll_coef:

@@ -169,9 +169,7 @@ def _check_request(
         raise NotImplementedError("its attention sees other tokens than those of the row")
 
 
-def _fused(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None
-) -> Tensor:
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     gqa = groups > 1 and use_gqa_in_sdpa(mask, k, v)
     if groups > 1 and not gqa:

@@ -65,37 +65,57 @@ def flat_row(input_ids: Tensor, attention_mask: Tensor, share: bool, drop_last: 
         None where a row has a gap in its mask (the padded pass then counts positions across it), or where no token is
         left.
     """
-    ids, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy() != 0
-    counts = mask.sum(1)
-    begins = np.where(counts > 0, mask.argmax(1), 0)
-    if any(not mask[row, begin : begin + count].all() for row, (begin, count) in enumerate(zip(begins, counts))):  # noqa: B905
+    rows, begins = _real_tokens(input_ids, attention_mask)
+    if rows is None:
         return None
-    rows = [ids[row, begin : begin + count] for row, (begin, count) in enumerate(zip(begins, counts, strict=True))]
-    used = np.maximum(counts - 1, 0) if drop_last else counts
-    places, tokens, positions, layout, length = np.full(ids.shape, -1), [], [], [], 0
+    places = np.full(input_ids.shape, -1)
+    parts: list[_Part] = []
+    layout, length = [], 0
     for group in sharing_groups(rows) if share else lone_rows(len(rows)):
-        parts = [(0, group.prefix, rows[group.rows[0]])] if group.prefix else []
-        shared = length
+        if group.prefix:
+            parts.append(_Part(group.rows[0], 0, group.prefix))
         for row in group.rows:
-            places[row, begins[row] : begins[row] + group.prefix] = np.arange(shared, shared + group.prefix)
-        own = []
+            places[row, begins[row] : begins[row] + group.prefix] = np.arange(length, length + group.prefix)
         length += group.prefix
-        for row in group.rows:
-            size = int(used[row]) - group.prefix
-            first = begins[row] + group.prefix
-            places[row, first : first + size] = np.arange(length, length + size)
-            parts.append((group.prefix, int(used[row]), rows[row]))
-            own.append(size)
-            length += size
-        tokens += [row[start:stop] for start, stop, row in parts]
-        positions += [np.arange(start, stop) for start, stop, _ in parts]
-        layout.append((group.prefix, tuple(size for size in own if size)))
+        own = [_Part(row, group.prefix, max(len(rows[row]) - drop_last, 0)) for row in group.rows]
+        own = [part for part in own if part.size]
+        for part in own:
+            first = begins[part.row] + part.start
+            places[part.row, first : first + part.size] = np.arange(length, length + part.size)
+            length += part.size
+        parts += own
+        layout.append((group.prefix, tuple(part.size for part in own)))
     if not length:
         return None
+    tokens = np.concatenate([rows[part.row][part.start : part.stop] for part in parts])
+    positions = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+    device = input_ids.device
     return FlatRow(
-        *(
-            torch.from_numpy(np.ascontiguousarray(array)).to(input_ids.device, torch.long)
-            for array in (np.concatenate(tokens)[None], np.concatenate(positions)[None], places)
-        ),
-        segments=Segments(tuple(layout)),
+        torch.from_numpy(tokens)[None].to(device),
+        torch.from_numpy(positions)[None].to(device),
+        torch.from_numpy(places).to(device),
+        Segments(tuple(layout)),
     )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Tokens `start` to `stop` of a row."""
+
+    row: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def _real_tokens(input_ids: Tensor, attention_mask: Tensor) -> tuple[list[np.ndarray] | None, np.ndarray]:
+    """Real tokens of each row, None where a mask has a gap, and the place at which each row's begin."""
+    ids, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy() != 0
+    begins, counts = mask.argmax(1), mask.sum(1)
+    spans = [slice(begin, begin + count) for begin, count in zip(begins, counts, strict=True)]
+    if not all(row[span].all() for row, span in zip(mask, spans, strict=True)):
+        return None, begins
+    return [row[span] for row, span in zip(ids, spans, strict=True)], begins

@@ -26,30 +26,34 @@ def failed_trial(trunk: nn.Module) -> str | None:
     Args:
         trunk: model without its head, whose attention is already ours (`use_segments`).
     """
-    ids, mask = _rows(trunk)
-    other = ids.clone()
-    other[0] = (other[0] + 1) % _vocabulary(trunk)
     try:
         with torch.no_grad(), _evaluating(trunk):
-            flat = _flat(ids, mask, share=False)
-            states, moved = hidden_states(trunk, flat), hidden_states(trunk, _flat(other, mask, share=False))
-            shared = _flat(ids, mask, share=True)
-            padded = trunk(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-            together = [_at_rows(hidden_states(trunk, row), row, mask) for row in (flat, shared)]
-    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        return f"a trial failed: {error}"
-    windows = _unexpected_windows(trunk, flat.segments.windows)
-    if windows:
-        return windows
+            return next(_failures(trunk), None)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
+        return f"a trial failed: {problem}"
+
+
+def _failures(trunk: nn.Module) -> Iterator[str]:
+    ids, mask = _rows(trunk)
+    row = _flat(ids, mask, share=False)
+    states = hidden_states(trunk, row)
     size = states.abs().max()
-    leak = ((states - moved)[0, _LENGTHS[0] :].abs().max() / size).item()
+    yield from _unexpected_windows(trunk, row.segments.windows)
+
+    other = ids.clone()
+    other[0] = (other[0] + 1) % _vocabulary(trunk)
+    moved = (states - hidden_states(trunk, _flat(other, mask, share=False)))[0, _LENGTHS[0] :]
+    leak = (moved.abs().max() / size).item()
     if not leak <= LEAK:
-        return f"one row reaches another: a change of its tokens moves the other's states by {leak:.0e}"
+        yield f"one row reaches another: a change of its tokens moves the other's states by {leak:.0e}"
+
+    padded = trunk(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[mask.bool()]
+    shared = _flat(ids, mask, share=True)
     tolerance = 1e-3 if states.dtype in (torch.float32, torch.float64) else 0.1
-    error = max(((row - padded[mask.bool()]).abs().max() / size).item() for row in together)
-    if not error <= tolerance:
-        return f"its states differ from those of padded rows by {error:.0e}"
-    return None
+    for found, flat in ((states, row), (hidden_states(trunk, shared), shared)):
+        error = ((found[0, flat.places[mask.bool()]] - padded).abs().max() / size).item()
+        if not error <= tolerance:
+            yield f"its states differ from those of padded rows by {error:.0e}"
 
 
 def hidden_states(trunk: nn.Module, row: FlatRow, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
@@ -98,21 +102,17 @@ def _flat(ids: Tensor, mask: Tensor, share: bool) -> FlatRow:
     return row
 
 
-def _at_rows(states: Tensor, row: FlatRow, mask: Tensor) -> Tensor:
-    return states[0, row.places[mask.bool()]]
-
-
-def _unexpected_windows(trunk: Any, found: list[int | None]) -> str | None:
+def _unexpected_windows(trunk: Any, found: list[int | None]) -> Iterator[str]:
     """A layer that keeps its window to itself, or is no attention layer, would silently be computed as another."""
     config = trunk.config
     window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None) or [
-        "full_attention" if window is None else "sliding_attention"
-    ] * config.num_hidden_layers
+    types = (
+        getattr(config, "layer_types", None)
+        or ["full_attention" if window is None else "sliding_attention"] * config.num_hidden_layers
+    )
     expected = [None if kind == "full_attention" else window for kind in types]
     if Counter(found) != Counter(expected):
-        return f"its layers attend within {_counted(found)}, where its config says {_counted(expected)}"
-    return None
+        yield f"its layers attend within {_counted(found)}, where its config says {_counted(expected)}"
 
 
 def _counted(windows: list[int | None]) -> str:

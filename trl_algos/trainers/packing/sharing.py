@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def sharing_groups(rows: Sequence[np.ndarray]) -> list[Group]:
         best partition is found by dynamic programming.
     """
     order = sorted(range(len(rows)), key=lambda row: rows[row].tolist())
-    common = [_common_length(rows[a], rows[b]) for a, b in zip(order, order[1:], strict=False)]
+    common = [_common_length(rows[a], rows[b]) for a, b in pairwise(order)]
     saved = [0] * (len(rows) + 1)
     first = list(range(-1, len(rows)))
     for end in range(1, len(rows) + 1):

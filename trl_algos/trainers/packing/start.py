@@ -11,29 +11,31 @@ from trl_algos.errors import ConfigError
 logger = get_logger(__name__)
 
 
-def start_packing(trainer: Any, pack: Callable[..., str | None], models: Mapping[str, Any]) -> None:
-    """Pack a trainer's models as its `padding_free` says: None wherever it is exact, True everywhere, False nowhere.
+def start_packing(
+    trainer: Any, padding_free: bool | None, pack: Callable[..., str | None], models: Mapping[str, Any]
+) -> None:
+    """Pack a trainer's models as far as `padding_free` says, and say of the others why they are not.
 
     Args:
         trainer: after its `__init__`, before its models are wrapped for training.
+        padding_free: None wherever it is exact, True everywhere, False nowhere.
         pack: `pack_language_model` or `pack_classifier`.
         models: what the user calls a model -> the model.
 
     Raises:
         ConfigError: `padding_free` is True and a model needs padded rows.
     """
-    wanted = trainer.args.padding_free
-    if wanted is False:
+    if padding_free is False:
         return
     of_settings = _settings_refusal(trainer)
     refused = defaultdict(list)
     for name, model in models.items():
         sharded = trainer.is_fsdp_enabled or any(hasattr(p, "ds_id") or p.is_meta for p in model.parameters())
-        reason = of_settings or pack(model, required=bool(wanted), sharded=sharded)
+        reason = of_settings or pack(model, required=bool(padding_free), sharded=sharded)
         if reason:
             refused[reason].append(f"`{name}`")
     for reason, names in refused.items():
-        if wanted:
+        if padding_free:
             raise ConfigError([f"`padding_free`: True, but {_run(names)} on padded rows, because {reason}."])
         logger.warning("%s on padded rows, because %s.", _run(names), reason)
 
