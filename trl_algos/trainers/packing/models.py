@@ -174,7 +174,12 @@ def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> Any:
     )
     found = {name: getattr(output, name) for name in PER_TOKEN}
     padded = {name: row.padded(values, labels) for name, values in found.items() if values is not None}
-    return dataclasses.replace(output, label_mask=labels[:, 1:] != -100, **padded)
+    asked = labels[:, 1:] != -100
+    loss = output.loss
+    if not balanced:
+        # Rows whose completions begin alike share these tokens, too, which count once in the loss of the flat row.
+        loss = -padded["log_probs"].sum() / inputs.get("num_items_in_batch", asked.sum().clamp(min=1))
+    return dataclasses.replace(output, loss=loss, label_mask=asked, **padded)
 
 
 def _classifier_output(packed: PackedModel, inputs: dict[str, Any]) -> Any:
