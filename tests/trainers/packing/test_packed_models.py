@@ -351,7 +351,9 @@ def test_a_classifier_with_a_trained_head():
     assert models.pack_classifier(packed) is None
     batch = families.batch()
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    counter = families.TokenCounter(packed)
     expected, found = padded(**inputs).logits, packed(**inputs).logits
+    assert counter.tokens < batch["attention_mask"].sum()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     for scores in (expected, found):
         (scores * torch.arange(1.0, len(scores) + 1)[:, None]).sum().backward()

@@ -37,9 +37,10 @@ _LANGUAGE_MODEL_INPUTS = {
     "labels",
     "num_items_in_batch",
     "output_router_logits",
+    "return_dict",
 }
 # TRL hands the whole batch to the classifier, `margin` included, which it has no use for.
-_CLASSIFIER_INPUTS = {"attention_mask", "input_ids", "margin"}
+_CLASSIFIER_INPUTS = {"attention_mask", "input_ids", "margin", "return_dict"}
 
 
 def pack_language_model(model: Any, required: bool = False, sharded: bool = False) -> str | None:
@@ -124,7 +125,7 @@ class PackedModel:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """A pass on real tokens, or the model's own one."""
         output = None
-        if not args and self._may_pack():
+        if not args and kwargs.get("return_dict") is not False and self._may_pack():
             given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
             output = self.answer(self, given)
         return self.padded_forward(*args, **kwargs) if output is None else output
