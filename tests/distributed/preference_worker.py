@@ -2,7 +2,7 @@
 
     python -m torch.distributed.run --nproc_per_node N preference_worker.py FOLDER
 
-`FOLDER/preference_RANK.pt` is written. The test runs the cases in one process, too.
+`FOLDER/preference_RANK.pt` is written. The test runs the cases in one process, too, on padded rows.
 """
 
 import os
@@ -17,12 +17,14 @@ import preference_pairs as pairs
 import tiny
 import torch
 from peft import LoraConfig
+from token_counter import TokenCounter
 
 from trl_algos import BradleyTerryConfig, BradleyTerryTrainer, PreferenceConfig, PreferenceTrainer
 
 CASES: dict[str, dict[str, Any]] = {
     "rpo": {"algorithm": "rpo"},
     "cdpo with LoRA": {"algorithm": "cdpo", "lora": True},
+    "dpo with LoRA, recomputed": {"algorithm": "dpo", "lora": True, "gradient_checkpointing": True},
     "reward model": {"label_smoothing": 0.1},
     "reward model with LoRA": {"lora": True},
 }
@@ -33,6 +35,7 @@ def run(folder: str, processes: int, lora: bool = False, **settings: Any) -> dic
     settings = {"max_steps": 2, "optim": "sgd", "learning_rate": 0.1, **settings}
     settings |= {"per_device_train_batch_size": 4 // processes, "per_device_eval_batch_size": 1}
     settings |= {"ddp_backend": "gloo"} if processes > 1 else {}
+    settings["padding_free"] = processes > 1
     eval_rows = [*pairs.ROWS, {"prompt": "t", "chosen": "ie", "rejected": "ei"}]
     common: dict[str, Any] = {"train_dataset": pairs.dataset(), "eval_dataset": pairs.dataset(eval_rows)}
     common["processing_class"] = tiny.tokenizer()
@@ -45,13 +48,15 @@ def run(folder: str, processes: int, lora: bool = False, **settings: Any) -> dic
     else:
         args = BradleyTerryConfig(**pairs.settings(folder, **settings))
         trainer = BradleyTerryTrainer(pairs.classifier(), args, **common)
+    counter = TokenCounter(trainer.model)
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()
     figures = {} if "algorithm" in settings else {"before": ours(before), "after": ours(after)}
     weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
     norms = [log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log]
-    return {"weights": weights, "norms": norms, "processes": trainer.accelerator.num_processes, **figures}
+    counts = {"passes": counter.passes, "tokens": counter.tokens}
+    return {"weights": weights, "norms": norms, "processes": trainer.accelerator.num_processes, **counts, **figures}
 
 
 def ours(metrics: dict[str, float]) -> dict[str, float]:

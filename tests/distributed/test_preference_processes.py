@@ -1,4 +1,7 @@
-"""Training on preference pairs on two processes against one: the same gradients, weights and held-out figures."""
+"""Training on preference pairs on two processes against one: the same gradients, weights and held-out figures.
+
+Two compute real tokens alone, of other numbers each; one computes padded rows.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -31,4 +34,8 @@ def test_processes_train_and_evaluate_like_one(case: str, ranks: list[dict[str, 
         assert_weights(found["weights"], expected["weights"])
         for when in {"before", "after"} & expected.keys():
             assert found[when] == pytest.approx(expected[when], rel=1e-4, abs=1e-5)
+    one, other = (rank[case] for rank in ranks)
+    assert one["passes"] == other["passes"]
+    assert one["tokens"] != other["tokens"]
+    assert one["tokens"] + other["tokens"] < 0.9 * expected["tokens"]
     assert ranks[0][case]["norms"] == pytest.approx(expected["norms"], rel=1e-3)

@@ -113,17 +113,3 @@ def batch(side: str = "right") -> dict[str, Tensor]:
 def without_last(mask: Tensor) -> int:
     """Tokens that packed rows have, if nothing is shared."""
     return int((mask.sum(1) - 1).sum())
-
-
-class TokenCounter:
-    """Counts the tokens that go through a model's first layer, and the passes."""
-
-    def __init__(self, model: Any) -> None:
-        self.tokens = self.passes = 0
-        layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
-        layers[0].register_forward_pre_hook(self._count, with_kwargs=True)
-
-    def _count(self, module: Any, args: Any, kwargs: Any) -> None:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        self.passes += 1
-        self.tokens += hidden.shape[0] * hidden.shape[1]

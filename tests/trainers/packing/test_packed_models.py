@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate import PartialState
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from token_counter import TokenCounter
 from transformers import DynamicCache
 from trl.trainer.utils import add_fused_lm_head
 
@@ -58,7 +59,7 @@ def assert_same(padded, packed, batch, rows=slice(None), rtol=1e-5, atol=2e-5):
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_log_probs_entropies_and_gradients(family):
     padded, packed = both(families.language_model(family))
-    counter = families.TokenCounter(packed)
+    counter = TokenCounter(packed)
     batch = families.batch()
     assert_same(padded, packed, batch)
     # One pass; less than what is real, since prefixes of 8, 10 and 23 tokens are computed once.
@@ -138,7 +139,7 @@ def test_few_rows_and_equal_ones(count):
 
 def test_experts_are_balanced_over_all_real_tokens():
     padded, packed = both(families.language_model("qwen3_moe", router_aux_loss_coef=0.5))
-    counter = families.TokenCounter(packed)
+    counter = TokenCounter(packed)
     batch = families.batch()
     expected, found = (
         outputs(padded, batch, output_router_logits=True),
@@ -176,7 +177,7 @@ def test_every_other_call_is_what_it_was(family, tmp_path):
 def test_dropout_shares_nothing():
     """Rows with one prefix would have one draw."""
     _, packed = both(families.language_model("llama", attention_dropout=0.1).train())
-    counter = families.TokenCounter(packed)
+    counter = TokenCounter(packed)
     batch = families.batch()
     outputs(packed, batch)
     assert counter.tokens == families.without_last(batch["attention_mask"])
@@ -201,7 +202,7 @@ def test_lora(reentrant):
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             model.enable_input_require_grads()
     assert models.pack_language_model(packed) is None
-    counter = families.TokenCounter(packed)
+    counter = TokenCounter(packed)
     batch = families.batch()
     assert_same(padded, packed, batch)
     assert counter.tokens < batch["attention_mask"].sum() * counter.passes
@@ -314,7 +315,7 @@ def test_a_sharded_model_is_tried_in_its_first_pass(caplog):
         outputs(required, families.batch())
     works = families.language_model("llama")
     add_fused_lm_head(works)
-    counter = families.TokenCounter(works)
+    counter = TokenCounter(works)
     assert models.pack_language_model(works, sharded=True) is None
     outputs(works, families.batch())
     assert counter.passes == 5  # four of the trial
@@ -329,7 +330,7 @@ def test_scores_and_gradients(family, side):
     padded = families.classifier(family)
     packed = copy.deepcopy(padded)
     assert models.pack_classifier(packed) is None
-    counter = families.TokenCounter(packed)
+    counter = TokenCounter(packed)
     batch = families.batch(side if family != "gpt2" else "right")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     expected, found = padded(**inputs).logits, packed(**inputs, use_cache=False, margin=torch.ones(3)).logits
@@ -351,7 +352,7 @@ def test_a_classifier_with_a_trained_head():
     assert models.pack_classifier(packed) is None
     batch = families.batch()
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    counter = families.TokenCounter(packed)
+    counter = TokenCounter(packed)
     expected, found = padded(**inputs).logits, packed(**inputs).logits
     assert counter.tokens < batch["attention_mask"].sum()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

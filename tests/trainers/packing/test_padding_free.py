@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from token_counter import TokenCounter
 from transformers import AutoModelForCausalLM
 
 from trl_algos import BradleyTerryConfig, BradleyTerryTrainer, PreferenceConfig, PreferenceTrainer
@@ -41,7 +42,7 @@ def lora(**others):
 def differentiated(trainer):
     """Loss, gradients and metrics of a batch of all pairs, and the tokens that went through the policy's layers."""
     trainer.model.train()
-    counter = families.TokenCounter(trainer.model)
+    counter = TokenCounter(trainer.model)
     loss = trainer.compute_loss(trainer.model, pairs.batch(trainer))
     loss.backward()
     return loss, pairs.gradients(trainer.model), dict(trainer._metrics["train"]), counter
@@ -112,7 +113,7 @@ def test_the_reference_of_an_adapter(where, tmp_path):
             for name, parameter in each.model.named_parameters():
                 if "lora_B.default" in name:
                     parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
-    padded_count = families.TokenCounter(padded.model)
+    padded_count = TokenCounter(padded.model)
     assert_same(padded, packed)
     assert padded_count.passes == 2  # policy and reference
 
