@@ -10,7 +10,7 @@ import tiny
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from token_counter import TokenCounter
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_algos import BradleyTerryConfig, BradleyTerryTrainer, PreferenceConfig, PreferenceTrainer
 from trl_algos.errors import ConfigError
@@ -20,8 +20,7 @@ LONG = {"prompt": "a prompt that is as long as twenty", "chosen": "yes", "reject
 ROWS = [*pairs.ROWS, LONG]
 
 
-def policy(folder, padding_free, model=None, ref_model=None, peft_config=None, **settings):
-    # A model that is loaded has a folder from which its reference is loaded, too.
+def policy(folder, padding_free, model=None, ref_model=None, peft_config=None, quantization_config=None, **settings):
     own = model is None
     trainer = PreferenceTrainer(
         tiny.llama(0) if own else model,
@@ -29,6 +28,7 @@ def policy(folder, padding_free, model=None, ref_model=None, peft_config=None, *
         PreferenceConfig(**pairs.settings(folder, padding_free=padding_free, max_length=60, **settings)),
         train_dataset=pairs.dataset(ROWS),
         processing_class=tiny.tokenizer(),
+        quantization_config=quantization_config,
         peft_config=peft_config,
     )
     trainer._set_signature_columns_if_needed()
@@ -147,6 +147,24 @@ def test_a_mixture_of_experts_keeps_its_balance(tmp_path):
     assert found[3].tokens == pairs.batch(packed)["attention_mask"].sum()
 
 
+@pytest.mark.parametrize("kind", ["policy", "reward model"])
+def test_a_base_model_in_four_bits(kind, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    bits = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+    made = tiny.llama(0) if kind == "policy" else pairs.classifier()
+    made.save_pretrained(tmp_path / "model")
+    trainers = []
+    for padding_free in (False, True):
+        shared = {"quantization_config": BitsAndBytesConfig(**bits), "peft_config": lora(task_type="CAUSAL_LM")}
+        make = policy if kind == "policy" else scorer
+        shared["model_init_kwargs"] = {"dtype": "bfloat16"}
+        trainers.append(make(tmp_path, padding_free, str(tmp_path / "model"), **shared))
+        trainers[-1]._set_signature_columns_if_needed()
+    expected, found = (differentiated(trainer) for trainer in trainers)
+    torch.testing.assert_close(found[0], expected[0], rtol=3e-2, atol=0)  # in bfloat16
+    assert found[3].tokens < 0.6 * expected[3].tokens
+
+
 # What is said
 
 
@@ -207,14 +225,14 @@ def test_a_saved_model_knows_nothing_of_it(tmp_path):
 
 def scorer(folder, padding_free, model=None, **others):
     rows = [{**row, "margin": 0.1 * place} for place, row in enumerate(ROWS)]
-    peft_config = others.pop("peft_config", None)
+    given = {name: others.pop(name) for name in ("peft_config", "quantization_config") if name in others}
     return BradleyTerryTrainer(
         model or pairs.classifier(),
         BradleyTerryConfig(**pairs.settings(folder, padding_free=padding_free, max_length=60, **others)),
         train_dataset=pairs.dataset(rows),
         eval_dataset=pairs.dataset(rows),
         processing_class=tiny.tokenizer(),
-        peft_config=peft_config,
+        **given,
     )
 
 

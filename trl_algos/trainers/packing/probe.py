@@ -122,8 +122,11 @@ def _counted(windows: list[int | None]) -> str:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and without gradient checkpointing."""
-    training = [module for module in model.modules() if module.training]
+    """Without dropout and without gradient checkpointing.
+
+    Linear layers stay as they are: bitsandbytes packs theirs anew for evaluation on a CPU.
+    """
+    training = [m for m in model.modules() if m.training and (isinstance(m, nn.Dropout) or any(m.children()))]
     for module in training:
         module.training = False
     try:
