@@ -16,6 +16,7 @@ from accelerate.utils import is_peft_model
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
+from trl_algos._compat import FUSED_HEAD_PER_TOKEN
 from trl_algos.errors import ConfigError
 from trl_algos.trainers.packing.attention import use_segments
 from trl_algos.trainers.packing.flat_row import FlatRow, flat_row
@@ -26,9 +27,6 @@ logger = get_logger(__name__)
 
 Answer = Callable[["PackedModel", dict[str, Any]], Any]
 """Packed model and keywords of a call -> its output, or None where the call needs padded rows."""
-
-PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
-"""Fields of TRL's `FusedCausalLMOutput` that have one value per next token."""
 
 _LANGUAGE_MODEL_INPUTS = {
     "attention_mask",
@@ -173,7 +171,7 @@ def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> Any:
         shift_labels=row.labels(labels),
         fused_lm_head=True,
     )
-    found = {name: getattr(output, name) for name in PER_TOKEN}
+    found = {name: getattr(output, name) for name in FUSED_HEAD_PER_TOKEN}
     padded = {name: row.padded(values, labels) for name, values in found.items() if values is not None}
     asked = labels[:, 1:] != -100
     loss = output.loss
