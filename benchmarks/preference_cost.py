@@ -28,8 +28,8 @@ from trl_algos import BradleyTerryConfig, BradleyTerryTrainer, PreferenceConfig,
 from trl_algos.data import bundled_model_path
 
 TABLE = Path(__file__).parent / "results" / "preference_cost.md"
-HIDDEN, LAYERS, VOCABULARY, PAIRS = 192, 4, 256, 4
-BATCHES = 10
+HIDDEN, LAYERS, VOCABULARY, PAIRS = 128, 4, 256, 4
+BATCHES = 8
 LONGEST = 1024
 
 Lengths = Callable[[torch.Generator], tuple[int, int, int]]
@@ -175,9 +175,9 @@ def main() -> None:
         f"{PAIRS} pairs, loss and backward pass,",
         "both sides in turn in one process on the same batches, by processor time. *real*: tokens that are no",
         "padding, of policy and reference. *TRL*, *ours*: tokens computed for each of them. *tokens*, *operations*",
-        "(floating point, of matrix products), *CPU*: ours over TRL's, the last of all micro-batches together, and its",
-        "median and range over them. Below 1 token for a real one: a prompt is computed once for both sides, and the",
-        "last token of a policy's row never, since nothing follows it.",
+        "(floating point, of matrix products), *CPU*: ours over TRL's, the last of all micro-batches together, and",
+        "its median and range over them. Below 1 token for a real one: a prompt is computed once for both sides, and",
+        "the last token of a policy's row never, since nothing follows it.",
     ]
     with tempfile.TemporaryDirectory() as folder:
         row("DPO", "warm-up", lambda generator: (9, 9, 9), folder)

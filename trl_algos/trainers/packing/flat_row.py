@@ -45,8 +45,10 @@ class FlatRow:
             labels: as in the method of that name.
         """
         asked = self._asked(labels)
+        # A model that is spread over devices may end on another one than it begins on.
+        found = values[0, self.places[:, :-1][asked].to(values.device)]
         # Connected to `values` even where nothing is asked for, so that a backward pass finds a zero gradient.
-        return values.new_zeros(asked.shape).masked_scatter(asked, values[0, self.places[:, :-1][asked]])
+        return values.new_zeros(asked.shape).masked_scatter(asked.to(values.device), found)
 
     def _asked(self, labels: Tensor) -> Tensor:
         return (labels[:, 1:] != -100) & (self.places[:, :-1] >= 0)

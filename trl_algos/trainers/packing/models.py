@@ -177,7 +177,8 @@ def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> Any:
     loss = output.loss
     if not balanced:
         # Rows whose completions begin alike share these tokens, too, which count once in the loss of the flat row.
-        loss = -padded["log_probs"].sum() / inputs.get("num_items_in_batch", asked.sum().clamp(min=1))
+        total = padded["log_probs"].sum()
+        loss = -total / inputs.get("num_items_in_batch", asked.sum().clamp(min=1).to(total.device))
     return dataclasses.replace(output, loss=loss, label_mask=asked, **padded)
 
 
@@ -195,4 +196,4 @@ def _classifier_output(packed: PackedModel, inputs: dict[str, Any]) -> Any:
     if bool((found < 0).any()):
         return None
     states = hidden_states(packed.model.base_model, row)
-    return SequenceClassifierOutputWithPast(logits=packed.model.score(states[0, found]))
+    return SequenceClassifierOutputWithPast(logits=packed.model.score(states[0, found.to(states.device)]))

@@ -47,11 +47,12 @@ def _failures(trunk: nn.Module) -> Iterator[str]:
     if not leak <= LEAK:
         yield f"one row reaches another: a change of its tokens moves the other's states by {leak:.0e}"
 
-    padded = trunk(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[mask.bool()]
+    padded = trunk(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    padded, real = padded[mask.bool().to(padded.device)], mask.bool()
     shared = _flat(ids, mask, share=True)
     tolerance = 1e-3 if states.dtype in (torch.float32, torch.float64) else 0.1
     for found, flat in ((states, row), (hidden_states(trunk, shared), shared)):
-        error = ((found[0, flat.places[mask.bool()]] - padded).abs().max() / size).item()
+        error = ((found[0, flat.places[real].to(found.device)] - padded).abs().max() / size).item()
         if not error <= tolerance:
             yield f"its states differ from those of padded rows by {error:.0e}"
 
