@@ -84,7 +84,7 @@ def test_what_is_set_wins() -> None:
         ({"algorithm": "rpo", "use_weighting": True}, "`use_weighting`"),
         ({"loss_type": ["hinge"]}, r"`loss_type`: \['hinge'\] is replaced by `algorithm`"),
         ({"loss_weights": [1.0]}, "`loss_weights`"),
-        ({"padding_free": True}, "`padding_free`"),
+        ({"padding_free": "yes"}, "`padding_free`"),
         ({"discopop_tau": 0.1}, "`discopop_tau`"),
         ({"f_divergence_type": "kl"}, "`f_divergence_type`: 'kl' is not one of reverse_kl"),
         ({"f_alpha_divergence_coef": 0.7}, "`f_alpha_divergence_coef`: 0.7 has no effect unless"),
@@ -110,7 +110,7 @@ def test_what_has_no_effect_or_is_out_of_range_is_refused(settings, message: str
 
 def test_all_problems_come_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        config(beta=-1, label_smoothing=0.2, padding_free=True)
+        config(beta=-1, label_smoothing=0.2, padding_free=2)
     assert len(error.value.problems) == 3
 
 

@@ -1,6 +1,7 @@
 """The private names of TRL that the trainers on preference pairs rely on, checked against the installed TRL."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
 
@@ -10,6 +11,7 @@ import tiny
 import torch
 from transformers import LlamaForSequenceClassification
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
+from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_algos import BradleyTerryTrainer, PreferenceTrainer, _compat
 from trl_algos.trainers import bradley_terry_trainer, preference_trainer
@@ -103,3 +105,17 @@ def test_the_reward_model_returns_one_score_a_row_chosen_first(built):
         _, outputs = trainer.compute_loss(trainer.model, inputs, return_outputs=True)
     assert outputs.logits.shape == (2 * len(pairs.ROWS), 1)
     assert inputs["input_ids"][0, 0] == trainer.train_dataset[0]["chosen_ids"][0]
+
+
+def test_the_fused_head_takes_and_gives_what_is_listed():
+    """A field that is not listed would come back in the layout of the flat row."""
+    fields = {field.name for field in dataclasses.fields(FusedCausalLMOutput)}
+    assert fields == {*_compat.FUSED_HEAD_PER_TOKEN, *_compat.FUSED_HEAD_OTHERS}
+    model = tiny.llama(0)
+    add_fused_lm_head(model)
+    keywords = {
+        name
+        for name, parameter in inspect.signature(model.forward.__func__, follow_wrapped=False).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert keywords == set(_compat.FUSED_HEAD_KEYWORDS)

@@ -213,6 +213,15 @@ PREFERENCE_TRAINER_ATTRIBUTES: dict[str, tuple[str, ...]] = {
 }
 """Trainer -> its attributes that we read or set."""
 
+FUSED_HEAD_PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+"""Fields of `FusedCausalLMOutput`, of a model called with `fused_lm_head=True`, with one value per next token."""
+
+FUSED_HEAD_OTHERS = ("loss", "label_mask", "aux_loss")
+"""Its other fields."""
+
+FUSED_HEAD_KEYWORDS = ("fused_lm_head", "labels", "shift_labels", "num_items_in_batch")
+"""What such a model takes besides its own keywords."""
+
 PREFERENCE_UTILS = ("DataCollatorForPreference",)
 """Helpers imported from `trl.trainer.reward_trainer`."""
 

@@ -27,6 +27,8 @@ class PreferenceConfig(DPOConfig):
         beta: inverse temperature, 1 / nats.
         label_smoothing: probability that a label is flipped.
         nll_coef: weight of the chosen completions' negative log-likelihood per token.
+        padding_free: whether passes compute real tokens alone, and what rows have in common at their beginning once.
+            None wherever that is exact, True to refuse a model where it is not, False for padded rows.
 
     Raises:
         ConfigError: with every problem found, when the config is built.
@@ -39,6 +41,13 @@ class PreferenceConfig(DPOConfig):
     label_smoothing: float = _unset("Probability that a label is flipped; for cdpo and robust_dpo alone.")
     nll_coef: float = _unset("Weight of the chosen completions' negative log-likelihood per token; for rpo alone.")
     loss_type: list[str] = _unset("Replaced by `algorithm`; setting it raises.")  # noqa: RUF009 - it makes a field
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether passes compute real tokens alone: unset wherever that is exact, true to refuse a model "
+            "where it is not, false for padded rows."
+        },
+    )
 
     def __post_init__(self) -> None:
         """Take from the row what was left unset, refuse what has no effect, then let TRL do its own checks."""
@@ -60,6 +69,7 @@ class BradleyTerryConfig(RewardConfig):
         algorithm: key of a row of `trl_algos.PREFERENCE_ALGORITHMS` that trains a reward model.
         center_rewards_coefficient: weight of the pull of each pair's scores towards sum 0.
         label_smoothing: probability that a label is flipped.
+        padding_free: as in `PreferenceConfig`.
 
     Raises:
         ConfigError: with every problem found, when the config is built.
@@ -68,6 +78,13 @@ class BradleyTerryConfig(RewardConfig):
     algorithm: str = field(default="bradley_terry", metadata={"help": "Algorithm to train with: bradley_terry."})
     center_rewards_coefficient: float | None = _unset("Weight of the pull of each pair's scores towards sum 0.")
     label_smoothing: float = _unset("Probability that a label is flipped.")
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether passes compute real tokens alone: unset wherever that is exact, true to refuse a model "
+            "where it is not, false for padded rows."
+        },
+    )
 
     def __post_init__(self) -> None:
         """Take from the row what was left unset, refuse what is out of range, then let TRL do its own checks."""

@@ -3,7 +3,7 @@
     python -m torch.distributed.run --nproc_per_node 2 preference_worker.py FOLDER ddp|deepspeed|fsdp2
 
 `FOLDER` holds the tiny model; `FOLDER/preference_RANK.pt` is written: backend -> case -> outcome. The test runs the
-cases in one plain process, too, with all rows on it.
+cases in one plain process, too, with all rows on it, and padded.
 """
 
 import os
@@ -20,10 +20,11 @@ import torch
 from backends import BACKENDS, fsdp_on_cpus, restart, whole, without_compiler
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
+from token_counter import TokenCounter
 
 from trl_algos import BradleyTerryConfig, BradleyTerryTrainer, PreferenceConfig, PreferenceTrainer
 
-FAMILIES = BACKENDS | {"ddp": {"ddp": {"ddp_backend": "gloo"}}}
+FAMILIES = BACKENDS | {"ddp": {"ddp": {"ddp_backend": "gloo", "padding_free": True}}}
 LORA = {"lora": True, "learning_rate": 0.5}
 REWARD = {"learning_rate": 0.01}
 
@@ -31,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dpo": {"algorithm": "dpo", "by_path": True},
     "dpo with LoRA": {"algorithm": "dpo", "by_path": True} | LORA,
     "dpo from an adapter": {"algorithm": "dpo", "adapter": True, "learning_rate": 0.5},
+    "dpo with LoRA, recomputed": {"algorithm": "dpo", "by_path": True, "gradient_checkpointing": True} | LORA,
     "rpo with dropped tokens": {"algorithm": "rpo", "max_length": 20},
     "dpo, precomputed": {"algorithm": "dpo", "by_path": True, "precompute_ref_log_probs": True},
     "cdpo with LoRA, precomputed": {"algorithm": "cdpo", "precompute_ref_log_probs": True} | LORA,
@@ -96,6 +98,7 @@ def make_trainer(case: dict[str, Any], folder: str, processes: int, **settings: 
     base = {"max_steps": 3, "gradient_accumulation_steps": 2, "optim": "sgd", "learning_rate": 0.1}
     base |= {"max_grad_norm": 0.0, "lr_scheduler_type": "constant", "output_dir": f"{folder}/unused"}
     base |= {"per_device_train_batch_size": ROWS // processes, "per_device_eval_batch_size": 2 // processes}
+    base |= {} if processes > 1 else {"padding_free": False}
     settings = base | case | settings
     lora, by_path, adapter, ties = (settings.pop(key, False) for key in ("lora", "by_path", "adapter", "ties"))
     held_out = rows(5, ties).add_column("source", ["a", "b", "a", None, "a"])
@@ -117,6 +120,7 @@ def make_trainer(case: dict[str, Any], folder: str, processes: int, **settings: 
 def run(name: str, folder: str, processes: int, saved: str, **settings: Any) -> dict[str, Any]:
     """An evaluation of five pairs, three steps, and the evaluation again; the model is left in the folder `saved`."""
     trainer = make_trainer(CASES[name], folder, processes, **settings)
+    counter = TokenCounter(trainer.model)
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()
@@ -127,6 +131,8 @@ def run(name: str, folder: str, processes: int, saved: str, **settings: Any) -> 
         "model": type(trainer.model_wrapped).__name__,
         "weights": {name: whole(p) for name, p in model.named_parameters()},
         "logs": [log for log in trainer.state.log_history if "loss" in log],
+        "passes": counter.passes,
+        "tokens": counter.tokens,
         "before": before,
         "after": after,
     }

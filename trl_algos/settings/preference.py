@@ -71,6 +71,8 @@ def resolve_preference(given: Mapping[str, Any], defaults: Mapping[str, Any], ki
         resolution.fill(name, value, of_row(row))
     problems += _without_effect(resolution, row, NEUTRAL[kind])
     problems += _policy_problems(values, row, defaults) if kind == "preference" else _reward_problems(values)
+    if values["padding_free"] not in (None, True, False):
+        problems.append(f"`padding_free`: {values['padding_free']!r} must be true, false, or left unset.")
     if values["label_smoothing_factor"]:
         problems.append(
             f"`label_smoothing_factor`: {values['label_smoothing_factor']!r} has no effect on a loss of pairs; "
@@ -97,8 +99,6 @@ def _policy_problems(
     yield from _loss_type_problems(values["loss_type"], row)
     if values["loss_weights"] is not None:
         yield f"`loss_weights`: {values['loss_weights']!r} has no effect here: `nll_coef` of rpo is the only weight."
-    if values["padding_free"]:
-        yield "`padding_free`: True has no effect: TRL's DPOTrainer pads all the same. Leave it False."
     if values["use_weighting"] and "nll_coef" in row.defaults:
         yield "`use_weighting`: True is not defined for the likelihood term of rpo; choose another `algorithm`."
     for name, allowed in (("f_divergence_type", DIVERGENCES), ("truncation_mode", TRUNCATION_MODES)):

@@ -13,6 +13,8 @@ from trl_algos.errors import ConfigError
 from trl_algos.models.reward_folder import write_adapter_figures
 from trl_algos.preference_config import BradleyTerryConfig
 from trl_algos.preference_rows import ID_SIDES, SIDES, SOURCE
+from trl_algos.trainers.packing.models import pack_classifier
+from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, Scores, joined
 from trl_algos.trainers.preference.pairs import (
@@ -114,6 +116,7 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
         check_head(self.model)
         if is_peft_model(self.model) and getattr(self.model, "is_quantized", False):
             keep_heads_precise(self.model, heads, self.is_deepspeed_enabled or self.is_fsdp_enabled)
+        start_packing(self, args.padding_free, pack_classifier, {"model": self.model})
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, on all processes whatever was evaluated before."""

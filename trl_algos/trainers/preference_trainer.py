@@ -13,6 +13,8 @@ from trl_algos.core import nll_per_token
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
 from trl_algos.preference_rows import SOURCE
+from trl_algos.trainers.packing.models import pack_language_model
+from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.held_out_means import over_all_pairs
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, Scores
@@ -35,9 +37,10 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, DPOTrainer):
 
     The loss is TRL's, but for the likelihood of the chosen completions, which TRL averages over the micro-batch:
     here each completion's is divided by its own tokens. The reference is what the run started from: with a loaded
-    adapter that adapter, not the bare base. Where pairs have a column `source`, an evaluation tells the accuracies and
-    margins of the implicit rewards of each, over all its pairs; `ld_alpha` is without effect there. `dropped_pairs`
-    has, for each set by name, reason -> number of pairs that were dropped for it.
+    adapter that adapter, not the bare base. Passes compute real tokens alone, and the prompt of a pair once, wherever
+    that is exact (`padding_free`). Where pairs have a column `source`, an evaluation tells the accuracies and margins
+    of the implicit rewards of each, over all its pairs; `ld_alpha` is without effect there. `dropped_pairs` has, for
+    each set by name, reason -> number of pairs that were dropped for it.
 
     Args:
         model: policy, or path of one, as in TRL.
@@ -57,7 +60,13 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, DPOTrainer):
         _check_adapter(model, ref_model)
         _warn_of_images(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         self.dropped_pairs: dict[str, dict[str, int]] = {}
-        super().__init__(model, ref_model, args, **kwargs)
+        self._padding_free, self._packed = args.padding_free, False
+        args.padding_free = False  # TRL would say that it cannot do it
+        try:
+            super().__init__(model, ref_model, args, **kwargs)
+        finally:
+            args.padding_free = self._padding_free
+        self._pack_models()
         self.data_collator: Any = WithSources(self.data_collator)
         # TRL's robust loss is cDPO's at another smoothing. The attribute alone changes: `args` says what was set.
         self.label_smoothing = args.row.smoothing_for_trl(args.label_smoothing)
@@ -84,12 +93,22 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, DPOTrainer):
             columns.append(SOURCE)
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        self._pack_models()  # TRL calls this from its `__init__`
         with precomputing(self, dataset, self._precompute_model_hash):
             return super()._precompute_ref_logps(dataset, name, batch_size)
 
     def compute_ref_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
         """TRL's, of a batch with or without sources."""
         return super().compute_ref_log_probs(model, {name: x for name, x in inputs.items() if name != SOURCE})
+
+    def _pack_models(self) -> None:
+        if self._packed:
+            return
+        models = {"model": self.model}
+        if self.ref_model is not None:
+            models["ref_model"] = self.accelerator.unwrap_model(self.ref_model)
+        start_packing(self, self._padding_free, pack_language_model, models)
+        self._packed = True
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         source = inputs.pop(SOURCE, None)
