@@ -10,6 +10,7 @@ To change the advantage in a subclass, override `estimate_advantages`; to add an
 """
 
 import inspect
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
@@ -41,6 +42,8 @@ from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import StepMetrics
+from trl_algos.trainers.packing.models import pack_language_model
+from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.processes import forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
 from trl_algos.trainers.recording import check_grad_norm, record_rollout, record_step
@@ -119,6 +122,7 @@ class PolicyTrainer(GRPOTrainer):
         self.greedy = False  # True while one greedy completion per prompt is asked for, for rollout functions to read
         if args.disable_dropout:
             disable_functional_dropout(self.model)
+        self._pack_models()
         self.kl_controller = kl_control.kl_controller(args)
         self._kl_in = args.kl_placement if args.beta else "none"
         self._image_inputs = [
@@ -138,6 +142,15 @@ class PolicyTrainer(GRPOTrainer):
         self.train_sampler: Any = None  # None for a stream
         self._replay: Replay | None = None
         self._interrupting = False
+
+    def _pack_models(self) -> None:
+        if "critic" in self.needs:  # which reads the policy's states, or adds a pass of its own, on padded rows
+            return
+        models = {"model": self.model}
+        if self.ref_model is not None:
+            models["ref_model"] = self.accelerator.unwrap_model(self.ref_model)
+        pack = partial(pack_language_model, share=self.args.share_prompts is not False)
+        start_packing(self, self.args.padding_free, pack, models)
 
     def _check_class(self, estimator: str) -> None:
         """Refuse an algorithm that is another class's."""
