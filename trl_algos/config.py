@@ -224,6 +224,17 @@ class PolicyConfig(GRPOConfig):
             "a pass of its own, where a batch is one optimizer step."
         },
     )
+    padding_free: bool | None = field(
+        default=False,
+        metadata={
+            "help": "Whether log-probs are computed on real tokens alone: true refuses a model where that is not "
+            "exact, null keeps to padded rows there, false does so everywhere. Not with a critic."
+        },
+    )
+    share_prompts: bool | None = _unset(
+        "Without padding: whether what rows of a micro-batch have in common at their beginning is computed once. "
+        "Default: true."
+    )
     disable_dropout: bool | None = _unset("Turn dropout off, so that old, current and reference log-probs agree.")
     vllm_importance_sampling_correction: bool | None = _unset("Weight tokens by policy over engine probability.")
 

@@ -23,6 +23,7 @@ def combination_problems(values: Mapping[str, Any]) -> Iterator[str]:
     yield from _advantage_problems(values)
     yield from _surrogate_problems(values)
     yield from _engine_problems(values)
+    yield from _padding_problems(values)
     if values["aggregation"] == "seq_mean_token_sum_norm" and values["max_completion_length"] is None:
         yield "`max_completion_length`: not set, but `aggregation` seq_mean_token_sum_norm divides by it."
     if values["max_tokens_per_micro_batch"] is not None and values["top_entropy_quantile"] < 1:
@@ -86,6 +87,19 @@ def _surrogate_problems(values: Mapping[str, Any]) -> Iterator[str]:
         )
     if surrogate == "gmpo" and values["top_entropy_quantile"] < 1:
         yield "`top_entropy_quantile`: below 1 drops single tokens, and gmpo has one term for a whole completion."
+
+
+def _padding_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    free, share = values["padding_free"], values["share_prompts"]
+    for name in ("padding_free", "share_prompts"):
+        if values[name] not in (None, True, False):
+            yield f"`{name}`: {values[name]!r} must be true, false or null."
+    critic = "critic" in advantage_needs(advantage_estimators()[values["advantage_estimator"]])
+    if critic and free:
+        yield "`padding_free`: True has no meaning with a critic, whose passes need padded rows; leave it unset."
+    elif share is not None and (critic or free is False):
+        why = "a critic" if critic else "`padding_free` false"
+        yield f"`share_prompts`: {share!r} is not used with {why}: rows stay padded."
 
 
 def _engine_problems(values: Mapping[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ To change the advantage in a subclass, override `estimate_advantages`; to add an
 
 import inspect
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, cast
@@ -42,6 +43,8 @@ from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import Skipped, StepMetrics
+from trl_algos.trainers.packing.models import pack_language_model
+from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.processes import evaluating, forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
 from trl_algos.trainers.recording import check_grad_norm, record_rollout, record_step
@@ -126,6 +129,7 @@ class PolicyTrainer(GRPOTrainer):
         self.greedy = False  # True while one greedy completion per prompt is asked for, for rollout functions to read
         if args.disable_dropout:
             disable_functional_dropout(self.model)
+        self._pack_models()
         self.kl_controller = kl_control.kl_controller(args)
         self.charges_kl_to = args.kl_placement if args.beta else "none"
         self._image_inputs = [
@@ -148,6 +152,20 @@ class PolicyTrainer(GRPOTrainer):
         self._replay: Replay | None = None
         self._interrupting = False
         self._defers_old_logps = False  # True until TRL has asked for those of a batch just generated
+
+    def _pack_models(self) -> None:
+        """Have the models compute real tokens alone where they may, and note what that means for padding."""
+        shares, packed = self.args.share_prompts is not False, set()
+        if "critic" not in self.needs:  # which reads the policy's states, or adds a pass of its own, on padded rows
+            models = {"model": self.model}
+            if self.ref_model is not None:
+                models["ref_model"] = self.accelerator.unwrap_model(self.ref_model)
+            pack = partial(pack_language_model, share=shares)
+            packed = start_packing(self, self.args.padding_free, pack, models)
+        self.packs = "model" in packed
+        self.shares_prompts = self.packs and shares
+        # Learned positions are counted from the first column: without its padding a row would be another one.
+        self.trims_prompts = self.packs or bool(getattr(self.model.config, "rope_parameters", None))
 
     def _check_class(self, estimator: str) -> None:
         """Refuse an algorithm that is another class's."""
@@ -539,21 +557,6 @@ class PolicyTrainer(GRPOTrainer):
             **{name: inputs.get(name) for name in self._image_inputs},
         )
         return Scores(logps, cast(Tensor, entropies), aux_loss)
-
-    @property
-    def packs(self) -> bool:
-        """Whether the policy computes real tokens alone, without padding."""
-        return False
-
-    @property
-    def shares_prompts(self) -> bool:
-        """Whether a pass computes a prompt once for all of its completions."""
-        return False
-
-    @property
-    def trims_prompts(self) -> bool:
-        """Whether padding in front of all prompts of a pass may be cut without changing what a row means."""
-        return True
 
     @property
     def mode(self) -> str:

@@ -61,6 +61,19 @@ def test_what_needs_padded_rows():
     assert single.places.tolist() == [[-1, 0, -1], [-1, -1, -1]]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "side", "flat"),
+    [((100, 100), "right", False), ((100, 97), "right", False), ((100, 90), "right", True), ((100, 97), "left", True)],
+)
+def test_padded_rows_that_are_hardly_more(lengths, side, flat):
+    """3 of 200 places are padding, or 10; on the left they would count as positions."""
+    mask = (torch.arange(100)[None] < torch.tensor(lengths)[:, None]).long()
+    ids = torch.stack([torch.arange(100), torch.arange(100, 200)])
+    if side == "left":
+        mask = mask.flip(1)
+    assert (flat_row(ids, mask, share=True, drop_last=True) is not None) == flat
+
+
 def test_nothing_asked_for_still_has_a_gradient():
     labels = torch.full_like(LEFT, -100)
     row = flat_row(LEFT, LEFT != 0, share=True, drop_last=True)

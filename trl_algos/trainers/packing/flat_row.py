@@ -9,6 +9,10 @@ from torch import Tensor
 from trl_algos.trainers.packing.attention import Segments
 from trl_algos.trainers.packing.sharing import lone_rows, sharing_groups
 
+WORTH_IT = 1.03
+"""Padded tokens for each of the flat row from which on the flat row is the cheaper one: attention in many small calls
+costs some tokens' worth."""
+
 
 @dataclass(frozen=True)
 class FlatRow:
@@ -64,8 +68,8 @@ def flat_row(input_ids: Tensor, attention_mask: Tensor, share: bool, drop_last: 
         drop_last: whether the last token of each row is left out, since nothing follows it that could be asked for.
 
     Returns:
-        None where a row has a gap in its mask (the padded pass then counts positions across it), or where no token is
-        left.
+        None where a row has a gap in its mask (the padded pass then counts positions across it), where no token is
+        left, and where padded rows, all on the right, are hardly more than the flat row.
     """
     rows, begins = _real_tokens(input_ids, attention_mask)
     if rows is None:
@@ -87,7 +91,8 @@ def flat_row(input_ids: Tensor, attention_mask: Tensor, share: bool, drop_last: 
             length += part.size
         parts += own
         layout.append((group.prefix, tuple(part.size for part in own)))
-    if not length:
+    # Padding on the left would move the positions of models that learn them.
+    if not length or (not begins.any() and input_ids.numel() <= WORTH_IT * length):
         return None
     tokens = np.concatenate([rows[part.row][part.start : part.stop] for part in parts])
     positions = np.concatenate([np.arange(part.start, part.stop) for part in parts])

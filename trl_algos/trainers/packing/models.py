@@ -41,7 +41,7 @@ _LANGUAGE_MODEL_INPUTS = {
 _CLASSIFIER_INPUTS = {"attention_mask", "input_ids", "margin", "return_dict"}
 
 
-def pack_language_model(model: Any, required: bool = False, sharded: bool = False) -> str | None:
+def pack_language_model(model: Any, required: bool = False, sharded: bool = False, share: bool = True) -> str | None:
     """Have calls of a causal language model with TRL's fused head (`fused_lm_head=True`) compute real tokens alone.
 
     The output is TRL's `FusedCausalLMOutput` in the padded layout, with gradient. Prompts, and whatever else rows of a
@@ -52,11 +52,12 @@ def pack_language_model(model: Any, required: bool = False, sharded: bool = Fals
         model: after TRL's `add_fused_lm_head`, with or without an adapter.
         required: whether a model that fails its trial in its first pass is an error.
         sharded: whether its weights are elsewhere until training starts, so that it is tried in its first pass.
+        share: whether what rows have in common is computed once.
 
     Returns:
         Why the model is left as it was, in words that go on from "because"; None where it is packed.
     """
-    return _pack(model, _language_model_output, required, sharded)
+    return _pack(model, _language_model_output, required, sharded, share)
 
 
 def pack_classifier(model: Any, required: bool = False, sharded: bool = False) -> str | None:
@@ -68,14 +69,14 @@ def pack_classifier(model: Any, required: bool = False, sharded: bool = False) -
     base = _without_adapter(model)
     if not isinstance(getattr(base, "score", None), nn.Module):
         return f"{type(base).__name__} has no head called `score`"
-    return _pack(model, _classifier_output, required, sharded)
+    return _pack(model, _classifier_output, required, sharded, share=True)
 
 
-def _pack(model: Any, answer: Answer, required: bool, sharded: bool) -> str | None:
+def _pack(model: Any, answer: Answer, required: bool, sharded: bool, share: bool) -> str | None:
     reason = refusal(model)
     if reason:
         return reason
-    packed = PackedModel(_without_adapter(model), answer, required)
+    packed = PackedModel(_without_adapter(model), answer, required, share)
     if not sharded:
         reason = packed.trial()
     if not reason:
@@ -94,10 +95,11 @@ class PackedModel:
         model: without adapter wrapper.
         answer: runs a call on real tokens.
         required: whether failing the trial in the first pass is an error.
+        share: whether what rows have in common is computed once.
     """
 
-    def __init__(self, model: Any, answer: Answer, required: bool) -> None:
-        self.model, self.answer, self.required = model, answer, required
+    def __init__(self, model: Any, answer: Answer, required: bool, share: bool) -> None:
+        self.model, self.answer, self.required, self.share = model, answer, required, share
         self.padded_forward: Callable[..., Any] = model.forward
         self._works: bool | None = None
 
@@ -142,7 +144,7 @@ class PackedModel:
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None or mask is None or mask.dim() != 2:
             return None
-        return flat_row(ids, mask, share and not _draws(self.model), drop_last)
+        return flat_row(ids, mask, share and self.share and not _draws(self.model), drop_last)
 
 
 def _draws(model: nn.Module) -> bool:

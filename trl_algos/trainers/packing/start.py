@@ -13,7 +13,7 @@ logger = get_logger(__name__)
 
 def start_packing(
     trainer: Any, padding_free: bool | None, pack: Callable[..., str | None], models: Mapping[str, Any]
-) -> None:
+) -> set[str]:
     """Pack a trainer's models as far as `padding_free` says, and say of the others why they are not.
 
     Args:
@@ -22,22 +22,29 @@ def start_packing(
         pack: `pack_language_model` or `pack_classifier`.
         models: what the user calls a model -> the model.
 
+    Returns:
+        Names of the models that are packed; those that a backend shards are tried in their first pass.
+
     Raises:
         ConfigError: `padding_free` is True and a model needs padded rows.
     """
     if padding_free is False:
-        return
+        return set()
     of_settings = _settings_refusal(trainer)
     refused = defaultdict(list)
+    packed = set()
     for name, model in models.items():
         sharded = trainer.is_fsdp_enabled or any(hasattr(p, "ds_id") or p.is_meta for p in model.parameters())
         reason = of_settings or pack(model, required=bool(padding_free), sharded=sharded)
         if reason:
             refused[reason].append(f"`{name}`")
+        else:
+            packed.add(name)
     for reason, names in refused.items():
         if padding_free:
             raise ConfigError([f"`padding_free`: True, but {_run(names)} on padded rows, because {reason}."])
         logger.warning("%s on padded rows, because %s.", _run(names), reason)
+    return packed
 
 
 def _settings_refusal(trainer: Any) -> str | None:
