@@ -139,9 +139,9 @@ class PackedModel:
                 logger.warning("The model runs on padded rows, because %s.", reason)
         return bool(self._works)
 
-    def row(self, inputs: Mapping[str, Any], drop_last: bool, share: bool = True) -> FlatRow | None:
+    def row(self, given: Mapping[str, Any], drop_last: bool, share: bool = True) -> FlatRow | None:
         """The flat row of a call, or None where it needs padded rows."""
-        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        ids, mask = given.get("input_ids"), given.get("attention_mask")
         if ids is None or mask is None or mask.dim() != 2:
             return None
         return flat_row(ids, mask, share and self.share and not _draws(self.model), drop_last)
@@ -158,18 +158,18 @@ def _draws(model: nn.Module) -> bool:
     return any(rate > 0 for rate in rates if isinstance(rate, (int, float)))
 
 
-def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> Any:
-    labels = inputs.get("labels")
-    if "fused_lm_head" not in inputs or labels is None or inputs.keys() - _LANGUAGE_MODEL_INPUTS:
+def _language_model_output(packed: PackedModel, given: dict[str, Any]) -> Any:
+    labels = given.get("labels")
+    if "fused_lm_head" not in given or labels is None or given.keys() - _LANGUAGE_MODEL_INPUTS:
         return None
     # The load-balancing loss of a mixture of experts is a mean over all real tokens, each as often as it is there.
-    balanced = inputs.get("output_router_logits") or getattr(packed.model.config, "output_router_logits", False)
-    row = packed.row(inputs, drop_last=not balanced, share=not balanced)
+    balanced = given.get("output_router_logits") or getattr(packed.model.config, "output_router_logits", False)
+    row = packed.row(given, drop_last=not balanced, share=not balanced)
     if row is None:
         return None
     output = packed.padded_forward(
         **inputs_of(row, torch.ones_like(row.input_ids) if balanced else None),
-        **{name: inputs[name] for name in ("num_items_in_batch", "output_router_logits") if name in inputs},
+        **{name: given[name] for name in ("num_items_in_batch", "output_router_logits") if name in given},
         shift_labels=row.labels(labels),
         fused_lm_head=True,
     )
@@ -180,18 +180,18 @@ def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> Any:
     if not balanced:
         # Rows whose completions begin alike share these tokens, too, which count once in the loss of the flat row.
         total = padded["log_probs"].sum()
-        loss = -total / inputs.get("num_items_in_batch", asked.sum().clamp(min=1).to(total.device))
+        loss = -total / given.get("num_items_in_batch", asked.sum().clamp(min=1).to(total.device))
     return dataclasses.replace(output, loss=loss, label_mask=asked, **padded)
 
 
-def _classifier_output(packed: PackedModel, inputs: dict[str, Any]) -> Any:
+def _classifier_output(packed: PackedModel, given: dict[str, Any]) -> Any:
     pad_token_id = packed.model.config.pad_token_id
-    if inputs.keys() - _CLASSIFIER_INPUTS or pad_token_id is None:
+    if given.keys() - _CLASSIFIER_INPUTS or pad_token_id is None:
         return None
-    row = packed.row(inputs, drop_last=False)
+    row = packed.row(given, drop_last=False)
     if row is None:
         return None
-    ids = inputs["input_ids"]
+    ids = given["input_ids"]
     places = torch.arange(ids.shape[1], device=ids.device)
     read = ((ids != pad_token_id) * places).argmax(-1)
     found = row.places.gather(1, read[:, None])[:, 0]
