@@ -166,6 +166,11 @@ class PolicyTrainer(GRPOTrainer):
         # Learned positions are counted from the first column: without its padding a row would be another one.
         self.trims_prompts = self.packs or has_rotary_positions(self.model.config)
 
+    @property
+    def scores_with_values(self) -> bool:
+        """Whether a pass for values, right after sampling, also gives the log-probs at sampling."""
+        return False
+
     def _check_class(self, estimator: str) -> None:
         """Refuse an algorithm that is another class's."""
         if ("critic" in self.needs) != ("critic" in self.provides):

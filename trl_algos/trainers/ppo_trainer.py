@@ -43,6 +43,7 @@ from trl_algos.trainers.critic.scoring import (
     sampling_values,
     value_mask,
     values_alone,
+    values_with_old_logps,
 )
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
 from trl_algos.trainers.packing.models import pack_trunk
@@ -51,6 +52,7 @@ from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.policy_trainer import PolicyTrainer
 from trl_algos.trainers.recording import check_grad_norm, finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
+from trl_algos.trainers.sampling.old_logps import lacks_old_logps
 
 FORMER_ARGUMENTS = {
     "ref_model": "the reference is `model` as it starts, wherever `beta` is above 0: leave it out",
@@ -116,12 +118,22 @@ class PPOTrainer(PolicyTrainer):
 
     # Values, and what they are taught
 
+    @property
+    def scores_with_values(self) -> bool:
+        """For a critic on the policy's own states, where the KL in the reward asks for log-probs at once."""
+        # A pass for log-probs may leave out the last token of each row, whose value the bootstrap takes.
+        asked = self.charges_kl_to == "reward" and self.args.kl_estimator != "full"
+        return self.critic_form == "shared" and asked and not self.args.bootstrap_truncated
+
     def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
+        values = values_with_old_logps(self, output) if self.scores_with_values and lacks_old_logps(output) else None
         rollout = super()._collect(inputs, output)
         self.critic.restore()
-        output["old_values"], last = sampling_values(self, output)
-        bootstrap = None
-        if self.args.bootstrap_truncated:
+        bootstrap = last = None
+        if values is None:
+            values, last = sampling_values(self, output)
+        output["old_values"] = values
+        if self.args.bootstrap_truncated and last is not None:
             bootstrap = gather_rows(self.accelerator, torch.where(cut_off(self, output), last, 0.0))
         return replace(rollout, values=gather_rows(self.accelerator, output["old_values"]), bootstrap=bootstrap)
 

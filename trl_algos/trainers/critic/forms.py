@@ -73,6 +73,11 @@ class Critic:
             row = packing.row(inputs, drop_last=False)
         return self._of_states(self._states(inputs, row), row)
 
+    @property
+    def packs(self) -> bool:
+        """Whether values are computed on real tokens alone."""
+        return packing_of(self._trunk) is not None
+
     def parameters(self) -> list[nn.Parameter]:
         """All that the critic's learning rate applies to, as it is now: a backend may exchange parameters."""
         return [getattr(module, name) for module, name in self._trained]
