@@ -228,7 +228,7 @@ class PolicyConfig(GRPOConfig):
         default=False,
         metadata={
             "help": "Whether log-probs are computed on real tokens alone: true refuses a model where that is not "
-            "exact, null keeps to padded rows there, false does so everywhere. Not with a critic."
+            "exact, null keeps to padded rows there, false does so everywhere."
         },
     )
     share_prompts: bool | None = _unset(

@@ -75,6 +75,10 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo_separate": PPO | {"critic": "separate"},
     "ppo_separate_lora": PPO | {"critic": "separate", "learning_rate": 0.5},
     "ppo_shared": PPO | {"critic": "shared", "critic_trunk_gradient": True},
+    "ppo_packed": PPO | {"critic": "separate", "padding_free": True},
+    "ppo_packed_adapter": PPO
+    | {"critic": "adapter", "padding_free": True, "learning_rate": 0.5, "gradient_checkpointing": True},
+    "ppo_packed_shared": PPO | {"critic": "shared", "critic_trunk_gradient": True, "padding_free": True},
     "ppo_accumulated": PPO
     | {"critic": "separate", "gradient_accumulation_steps": 2, "num_iterations": 1}
     | {"num_generations": 2},
@@ -88,7 +92,10 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo_masked_rank": PPO | {"critic": "separate"},
 }
 
-WITH_LORA = ("ppo_adapter", "ppo_adapter_checkpointed", "ppo_separate_lora", "ppo_fewer_critic_passes")
+WITH_LORA = (
+    *("ppo_adapter", "ppo_adapter_checkpointed", "ppo_packed_adapter", "ppo_separate_lora"),
+    "ppo_fewer_critic_passes",
+)
 
 
 def completion(row: int, rows: int, masked_rank: bool) -> list[int]:

@@ -94,12 +94,8 @@ def _padding_problems(values: Mapping[str, Any]) -> Iterator[str]:
     for name in ("padding_free", "share_prompts"):
         if values[name] not in (None, True, False):
             yield f"`{name}`: {values[name]!r} must be true, false or null."
-    critic = "critic" in advantage_needs(advantage_estimators()[values["advantage_estimator"]])
-    if critic and free:
-        yield "`padding_free`: True has no meaning with a critic, whose passes need padded rows; leave it unset."
-    elif share is not None and (critic or free is False):
-        why = "a critic" if critic else "`padding_free` false"
-        yield f"`share_prompts`: {share!r} is not used with {why}: rows stay padded."
+    if share is not None and free is False:
+        yield f"`share_prompts`: {share!r} is not used with `padding_free` false: rows stay padded."
 
 
 def _engine_problems(values: Mapping[str, Any]) -> Iterator[str]:

@@ -44,6 +44,7 @@ from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import Skipped, StepMetrics
 from trl_algos.trainers.packing.models import pack_language_model
+from trl_algos.trainers.packing.rules import has_rotary_positions
 from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.processes import evaluating, forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
@@ -155,17 +156,20 @@ class PolicyTrainer(GRPOTrainer):
 
     def _pack_models(self) -> None:
         """Have the models compute real tokens alone where they may, and note what that means for padding."""
-        shares, packed = self.args.share_prompts is not False, set()
-        if "critic" not in self.needs:  # which reads the policy's states, or adds a pass of its own, on padded rows
-            models = {"model": self.model}
-            if self.ref_model is not None:
-                models["ref_model"] = self.accelerator.unwrap_model(self.ref_model)
-            pack = partial(pack_language_model, share=shares)
-            packed = start_packing(self, self.args.padding_free, pack, models)
+        shares, models = self.args.share_prompts is not False, {"model": self.model}
+        if self.ref_model is not None:
+            models["ref_model"] = self.accelerator.unwrap_model(self.ref_model)
+        pack = partial(pack_language_model, share=shares)
+        packed = start_packing(self, self.args.padding_free, pack, models)
         self.packs = "model" in packed
         self.shares_prompts = self.packs and shares
         # Learned positions are counted from the first column: without its padding a row would be another one.
-        self.trims_prompts = self.packs or bool(getattr(self.model.config, "rope_parameters", None))
+        self.trims_prompts = self.packs or has_rotary_positions(self.model.config)
+
+    @property
+    def scores_with_values(self) -> bool:
+        """Whether a pass for values, right after sampling, also gives the log-probs at sampling."""
+        return False
 
     def _check_class(self, estimator: str) -> None:
         """Refuse an algorithm that is another class's."""

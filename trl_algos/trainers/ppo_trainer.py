@@ -8,6 +8,7 @@ serve both. What is added, in order: values when a batch is sampled (`_collect`)
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import FOLDER, HELD_BACK
 from trl_algos.settings.critic import dropout_problems
 from trl_algos.trainers.critic.files import check_critic, hold_back, restore_critic, save_critic, vocabulary_digest
-from trl_algos.trainers.critic.forms import Critic
+from trl_algos.trainers.critic.forms import Critic, SeparateCritic
 from trl_algos.trainers.critic.making import make_critic
 from trl_algos.trainers.critic.metrics import clip_fraction, value_metrics
 from trl_algos.trainers.critic.optimisation import (
@@ -42,11 +43,16 @@ from trl_algos.trainers.critic.scoring import (
     sampling_values,
     value_mask,
     values_alone,
+    values_with_old_logps,
 )
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
+from trl_algos.trainers.packing.models import pack_trunk
+from trl_algos.trainers.packing.rules import has_rotary_positions
+from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.policy_trainer import PolicyTrainer
 from trl_algos.trainers.recording import check_grad_norm, finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
+from trl_algos.trainers.sampling.old_logps import lacks_old_logps
 
 FORMER_ARGUMENTS = {
     "ref_model": "the reference is `model` as it starts, wherever `beta` is above 0: leave it out",
@@ -83,10 +89,20 @@ class PPOTrainer(PolicyTrainer):
         if problems:
             raise ConfigError(problems)
         self.critic: Critic = make_critic(self)
+        self._pack_critic()
         # TRL draws and samples by this attribute; who sits out which passes is in `learners`.
         self.num_iterations = max(args.num_iterations, int(args.critic_num_iterations or 0))
         self.learners = Learners()
         self.was_pushed = False  # True once somebody has called `push_to_hub`, which needs no setting
+
+    def _pack_critic(self) -> None:
+        """Have a critic with a model of its own compute real tokens alone, as the policy does; others go with it."""
+        if not isinstance(self.critic, SeparateCritic):
+            return
+        pack = partial(pack_trunk, share=self.args.share_prompts is not False)
+        packed = start_packing(self, self.args.padding_free, pack, {"critic": self.critic.trunk})
+        if not packed and not has_rotary_positions(self.critic.trunk.config):
+            self.trims_prompts = False
 
     def _open_window(self, batches: list[Any]) -> None:
         passed = self._step // int(self.args.steps_per_generation or 1) % self.num_iterations
@@ -102,12 +118,22 @@ class PPOTrainer(PolicyTrainer):
 
     # Values, and what they are taught
 
+    @property
+    def scores_with_values(self) -> bool:
+        """For a critic on the policy's own states, where the KL in the reward asks for log-probs at once."""
+        # A pass for log-probs may leave out the last token of each row, whose value the bootstrap takes.
+        asked = self.charges_kl_to == "reward" and self.args.kl_estimator != "full"
+        return self.critic_form == "shared" and asked and not self.args.bootstrap_truncated
+
     def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
+        values = values_with_old_logps(self, output) if self.scores_with_values and lacks_old_logps(output) else None
         rollout = super()._collect(inputs, output)
         self.critic.restore()
-        output["old_values"], last = sampling_values(self, output)
-        bootstrap = None
-        if self.args.bootstrap_truncated:
+        bootstrap = last = None
+        if values is None:
+            values, last = sampling_values(self, output)
+        output["old_values"] = values
+        if self.args.bootstrap_truncated and last is not None:
             bootstrap = gather_rows(self.accelerator, torch.where(cut_off(self, output), last, 0.0))
         return replace(rollout, values=gather_rows(self.accelerator, output["old_values"]), bootstrap=bootstrap)
 

@@ -14,7 +14,7 @@ from trl.trainer.utils import use_adapter
 from trl_algos.core import full_kl, kl_estimate, masked_fill_zero
 from trl_algos.core.ratios import importance_log_ratio
 from trl_algos.trainers.rollout import Scores
-from trl_algos.trainers.sampling.old_logps import known_old_logps
+from trl_algos.trainers.sampling.old_logps import known_old_logps, lacks_old_logps
 
 if TYPE_CHECKING:
     from trl_algos.trainers.policy_trainer import PolicyTrainer
@@ -47,8 +47,7 @@ def sampling_kl(trainer: "PolicyTrainer", output: dict[str, Any]) -> Tensor:
     with torch.no_grad(), disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs):
         if args.kl_estimator == "full":
             return torch.cat([_full_kl_of_rows(trainer, output, start, rows) for start in _starts(output, rows)])
-        old_logps = output.get("old_per_token_logps")
-        if old_logps is None or old_logps.isnan().any():
+        if lacks_old_logps(output):
             output["old_per_token_logps"] = known_old_logps(
                 output, trainer.score(model, output, batch_size=rows).logps
             )

@@ -95,8 +95,7 @@ def test_rows_stay_padded_unless_told(model_folder):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm": "ppo", "padding_free": True}, "`padding_free`: True has no meaning with a critic"),
-        ({"algorithm": "ppo", "share_prompts": True}, "`share_prompts`: True is not used with a critic"),
+        ({"algorithm": "ppo", "share_prompts": True}, "`share_prompts`: True is not used with `padding_free` false"),
         ({"share_prompts": False}, "`share_prompts`: False is not used with `padding_free` false"),
         ({"padding_free": "auto"}, "`padding_free`: 'auto' must be true, false or null"),
     ],

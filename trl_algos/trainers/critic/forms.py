@@ -5,7 +5,8 @@ returns the policy's output and the values, so that a wrapper such as DDP sees o
 gives the values alone, for scoring and for a step that trains the critic alone; "policy" the policy's output and 0,
 for a step that trains the policy alone. A wrapper waits for a gradient of every parameter: what a step does not train
 gets 0.
-Values are (B, L), of the state after each token of the input.
+Values are (B, L), of the state after each token of the input. A model that is packed (`packing_of`) computes those of
+real tokens; others are 0 then, and so may be those after the last token of a row where the policy makes a pass, too.
 """
 
 import functools
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 
 from trl_algos.trainers.critic.adapters import NAME, adapter_holders, adapter_layers, only_adapter, wrap_checkpointing
 from trl_algos.trainers.critic.head import ValueHead
+from trl_algos.trainers.packing.flat_row import FlatRow
+from trl_algos.trainers.packing.models import packing_of, pass_with_row
+from trl_algos.trainers.packing.probe import hidden_states
 
 
 class Critic:
@@ -37,7 +41,7 @@ class Critic:
         self.alone = False  # True while the critic alone is trained, whose loss then reaches no layer of the policy
         self._trained = trainable_places(module)
         setattr(base, self.module_name, module)
-        policy_forward = base.forward
+        policy_forward, self._run_policy = base.forward, pass_with_row(base)
 
         @functools.wraps(policy_forward)  # whose signature `generate` looks at
         def forward(*args: Any, with_values: str | None = None, **kwargs: Any) -> Any:
@@ -50,13 +54,29 @@ class Critic:
                 return policy_forward(*args, **kwargs), self._nothing(of_critic=True)
             if with_values != "both":
                 raise ValueError(f"`with_values`: {with_values!r} is not one of both, values, policy or None.")
-            return self._with_policy(policy_forward, *args, **kwargs)
+            return self._with_policy(*args, **kwargs)
 
         base.forward = forward
 
-    def values(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, L) values of the states after each token."""
-        return self.head(self._hidden(input_ids, attention_mask))
+    def values(self, input_ids: Tensor, attention_mask: Tensor, row: FlatRow | None = None) -> Tensor:
+        """(B, L) values of the states after each token.
+
+        Args:
+            input_ids: (B, L) long.
+            attention_mask: (B, L), 1 at real tokens.
+            row: the flat row of these tokens that the policy has just been given, for a critic that takes such rows.
+        """
+        packing, inputs = packing_of(self._trunk), {"input_ids": input_ids, "attention_mask": attention_mask}
+        if packing is None or not packing.may_pack():
+            row = None
+        elif row is None:
+            row = packing.row(inputs, drop_last=False)
+        return self._of_states(self._states(inputs, row), row)
+
+    @property
+    def packs(self) -> bool:
+        """Whether values are computed on real tokens alone."""
+        return packing_of(self._trunk) is not None
 
     def parameters(self) -> list[nn.Parameter]:
         """All that the critic's learning rate applies to, as it is now: a backend may exchange parameters."""
@@ -80,8 +100,21 @@ class Critic:
         finally:
             setattr(self.base, self.module_name, self.module)
 
-    def _hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return _last_hidden(self.base.base_model, input_ids, attention_mask)
+    @property
+    def _trunk(self) -> Any:
+        """The model without head whose states are valued."""
+        return self.base.base_model
+
+    def _states(self, inputs: dict[str, Tensor], row: FlatRow | None) -> Tensor:
+        """Last hidden states of padded rows (B, L, width), or of their flat row (1, tokens, width)."""
+        if row is not None:
+            return hidden_states(self._trunk, row)
+        states: Tensor = self._trunk(**inputs, use_cache=False).last_hidden_state
+        return states
+
+    def _of_states(self, states: Tensor, row: FlatRow | None) -> Tensor:
+        values: Tensor = self.head(states)
+        return values if row is None else row.per_token(values)
 
     def _nothing(self, of_critic: bool) -> Tensor:
         """0-d 0 whose gradient is 0 at all that the critic trains, or at all else that is trained."""
@@ -89,8 +122,9 @@ class Critic:
         trained = [p for p in self.base.parameters() if p.requires_grad and (id(p) in own) == of_critic]
         return sum((0.0 * p.sum() for p in trained), self.head.weight.new_zeros(()))
 
-    def _with_policy(self, policy_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
-        return policy_forward(*args, **kwargs), self.values(kwargs["input_ids"], kwargs["attention_mask"])
+    def _with_policy(self, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
+        outputs, row = self._run_policy(*args, **kwargs)
+        return outputs, self.values(kwargs["input_ids"], kwargs["attention_mask"], row)
 
 
 class SharedCritic(Critic):
@@ -108,19 +142,19 @@ class SharedCritic(Critic):
         super().__init__(base, head, head)
         self._trunk_gradient = trunk_gradient
 
-    def _hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def _states(self, inputs: dict[str, Tensor], row: FlatRow | None) -> Tensor:
         with torch.no_grad():  # values alone are asked for where the policy's weights are not trained
-            return super()._hidden(input_ids, attention_mask)
+            return super()._states(inputs, row)
 
-    def _with_policy(self, policy_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
+    def _with_policy(self, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
         seen: list[Tensor] = []
         hook = self.base.base_model.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
         try:
-            outputs = policy_forward(*args, **kwargs)
+            outputs, row = self._run_policy(*args, **kwargs)
         finally:
             hook.remove()
         reaches_trunk = self._trunk_gradient and not self.alone
-        return outputs, self.head(seen[-1] if reaches_trunk else seen[-1].detach())
+        return outputs, self._of_states(seen[-1] if reaches_trunk else seen[-1].detach(), row)
 
 
 class AdapterCritic(Critic):
@@ -163,9 +197,9 @@ class AdapterCritic(Critic):
                 holder[NAME] = part
             self.policy.peft_config[NAME] = config
 
-    def _hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def _states(self, inputs: dict[str, Tensor], row: FlatRow | None) -> Tensor:
         with self._inside():
-            return super()._hidden(input_ids, attention_mask)
+            return super()._states(inputs, row)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -212,8 +246,9 @@ class SeparateCritic(Critic):
         for parameter in self.parameters():
             parameter.requires_grad_(True)
 
-    def _hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return _last_hidden(self.trunk, input_ids, attention_mask)
+    @property
+    def _trunk(self) -> Any:
+        return self.trunk
 
 
 def places(model: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -224,7 +259,3 @@ def places(model: nn.Module) -> list[tuple[nn.Module, str]]:
 def trainable_places(model: nn.Module) -> list[tuple[nn.Module, str]]:
     """The `places` of what is not frozen."""
     return [(module, name) for module, name in places(model) if getattr(module, name).requires_grad]
-
-
-def _last_hidden(trunk: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    return trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state

@@ -20,6 +20,7 @@ from trl_algos.trainers.critic.forms import AdapterCritic, Critic, SeparateCriti
 from trl_algos.trainers.critic.head import ValueHead
 from trl_algos.trainers.critic.sharded import fit_to_backend, loading_like_policy, whole
 from trl_algos.trainers.dropout import disable_functional_dropout
+from trl_algos.trainers.packing.attention import implementation_before
 from trl_algos.trainers.reward_models import known_figures
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ def _loaded(
         problem = classifier_problem(config.to_dict() | {"num_labels": config.num_labels})
         if problem is not None:
             raise ConfigError([f"`{KEY}`: {path!r} is {problem}"])
-        kwargs = kwargs | {"dtype": dtype, "attn_implementation": base.config._attn_implementation}
+        kwargs = kwargs | {
+            "dtype": dtype,
+            "attn_implementation": implementation_before(base.config._attn_implementation),
+        }
         head = ValueHead(config.get_text_config().hidden_size)
         scores = any("ForSequenceClassification" in name for name in config.architectures or ())
         if not scores:

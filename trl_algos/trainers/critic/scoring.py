@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from trl.models.utils import disable_gradient_checkpointing
 
 from trl_algos.trainers.critic.sharded import is_sharded
 from trl_algos.trainers.rollout import loss_mask
+from trl_algos.trainers.sampling.old_logps import known_old_logps
 
 if TYPE_CHECKING:
     from trl_algos.trainers.ppo_trainer import PPOTrainer
@@ -72,6 +74,25 @@ def sampling_values(trainer: "PPOTrainer", output: dict[str, Any]) -> tuple[Tens
         )
     values = values[:, -mask.shape[1] - 1 :]
     return values[:, :-1], values.gather(1, mask.sum(1, keepdim=True)).squeeze(1)
+
+
+def values_with_old_logps(trainer: "PPOTrainer", output: dict[str, Any]) -> Tensor:
+    """(B, T) values before each completion token of this rank's generated rows, detached.
+
+    They come from a pass of the policy, whose log-probs take the place of those that `output` lacks.
+    """
+    args, model = trainer.args, trainer.model
+    rows = args.per_device_train_batch_size if model.training else args.per_device_eval_batch_size
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    logps, values = [], []
+    with torch.no_grad(), disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs):
+        for start in range(0, len(output["completion_ids"]), rows):
+            recorder = ValueRecorder(model)
+            part = {name: output[name][start : start + rows] for name in names}
+            logps.append(trainer.score(recorder, part).logps)
+            values.append(recorder.before_tokens(output["completion_ids"].shape[1]))
+    output["old_per_token_logps"] = known_old_logps(output, torch.cat(logps))
+    return torch.cat(values)
 
 
 def cut_off(trainer: "PPOTrainer", output: dict[str, Any]) -> Tensor:

@@ -31,6 +31,11 @@ _HARMLESS = {
 }
 
 
+def implementation_before(name: str) -> str:
+    """The implementation that `use_segments` replaced, or `name` where it is none of ours."""
+    return {ours: theirs for theirs, ours in IMPLEMENTATIONS.items()}.get(name, name)
+
+
 class Segments:
     """Where the sequences of a flat row begin and end.
 

@@ -54,6 +54,16 @@ class FlatRow:
         # Connected to `values` even where nothing is asked for, so that a backward pass finds a zero gradient.
         return values.new_zeros(asked.shape).masked_scatter(asked.to(values.device), found)
 
+    def per_token(self, values: Tensor) -> Tensor:
+        """(B, T): what was computed at each token, 0 where none was; with gradient.
+
+        Args:
+            values: (1, L), per place of the flat row.
+        """
+        computed = self.places >= 0
+        found = values[0, self.places[computed].to(values.device)]
+        return values.new_zeros(computed.shape).masked_scatter(computed.to(values.device), found)
+
     def _asked(self, labels: Tensor) -> Tensor:
         return (labels[:, 1:] != -100) & (self.places[:, :-1] >= 0)
 

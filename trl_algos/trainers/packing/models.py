@@ -25,8 +25,8 @@ from trl_algos.trainers.packing.rules import refusal
 
 logger = get_logger(__name__)
 
-Answer = Callable[["PackedModel", dict[str, Any]], Any]
-"""Packed model and keywords of a call -> its output, or None where the call needs padded rows."""
+Answer = Callable[["PackedModel", dict[str, Any]], tuple[Any, FlatRow] | None]
+"""Packed model and keywords of a call -> its output and the flat row, or None where the call needs padded rows."""
 
 _LANGUAGE_MODEL_INPUTS = {
     "attention_mask",
@@ -72,35 +72,56 @@ def pack_classifier(model: Any, required: bool = False, sharded: bool = False) -
     return _pack(model, _classifier_output, required, sharded, share=True)
 
 
+def pack_trunk(model: Any, required: bool = False, sharded: bool = False, share: bool = True) -> str | None:
+    """Let a model without head be given flat rows (see `packing_of`); its own forward pass stays as it is.
+
+    Arguments and result as of `pack_language_model`.
+    """
+    return refusal(model) or _begun(Packing(_without_adapter(model), required, share), sharded)
+
+
+def packing_of(trunk: Any) -> "Packing | None":
+    """What makes the flat rows of a model without head, adapted or not; None where it runs on padded rows."""
+    packing: Packing | None = vars(_without_adapter(trunk)).get(_PACKING)
+    return packing
+
+
+def pass_with_row(model: Any) -> Callable[..., tuple[Any, FlatRow | None]]:
+    """The forward pass of a model without adapter wrapper, which also returns the flat row that it ran, or None."""
+    packing, forward = packing_of(model.base_model), model.forward
+    return packing.forward if isinstance(packing, PackedModel) else lambda *args, **kw: (forward(*args, **kw), None)
+
+
 def _pack(model: Any, answer: Answer, required: bool, sharded: bool, share: bool) -> str | None:
-    reason = refusal(model)
-    if reason:
-        return reason
-    packed = PackedModel(_without_adapter(model), answer, required, share)
-    if not sharded:
-        reason = packed.trial()
+    return refusal(model) or _begun(PackedModel(_without_adapter(model), answer, required, share), sharded)
+
+
+def _begun(packing: "Packing", sharded: bool) -> str | None:
+    """Try a model, unless its weights are elsewhere; returns why it fails."""
+    reason = None if sharded else packing.trial()
     if not reason:
-        packed.replace_forward()
+        packing.begin()
     return reason
+
+
+_PACKING = "_packing"  # attribute of a trunk
 
 
 def _without_adapter(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-class PackedModel:
-    """A model whose forward pass takes the real tokens of its rows, once it has shown that it may.
+class Packing:
+    """Makes the flat rows of a model, once that has shown that it may be given them.
 
     Args:
         model: without adapter wrapper.
-        answer: runs a call on real tokens.
         required: whether failing the trial in the first pass is an error.
         share: whether what rows have in common is computed once.
     """
 
-    def __init__(self, model: Any, answer: Answer, required: bool, share: bool) -> None:
-        self.model, self.answer, self.required, self.share = model, answer, required, share
-        self.padded_forward: Callable[..., Any] = model.forward
+    def __init__(self, model: Any, required: bool, share: bool) -> None:
+        self.model, self.required, self.share = model, required, share
         self._works: bool | None = None
 
     def trial(self) -> str | None:
@@ -112,25 +133,12 @@ class PackedModel:
             self.model.set_attn_implementation(before)
         return reason
 
-    def replace_forward(self) -> None:
-        """Put `forward` in the place of the model's, for the life of the model."""
+    def begin(self) -> None:
+        """Be what `packing_of` finds."""
+        setattr(self.model.base_model, _PACKING, self)
 
-        # `generate` checks its keywords against the signature of the class.
-        @functools.wraps(type(self.model).forward)
-        def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.forward(*args, **kwargs)
-
-        self.model.forward = types.MethodType(forward, self.model)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """A pass on real tokens, or the model's own one."""
-        output = None
-        if not args and kwargs.get("return_dict") is not False and self._may_pack():
-            given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
-            output = self.answer(self, given)
-        return self.padded_forward(*args, **kwargs) if output is None else output
-
-    def _may_pack(self) -> bool:
+    def may_pack(self) -> bool:
+        """Whether the model may be given flat rows; one whose weights were elsewhere is tried now."""
         if self._works is None:
             reason = self.trial()
             if reason and self.required:
@@ -139,12 +147,47 @@ class PackedModel:
                 logger.warning("The model runs on padded rows, because %s.", reason)
         return bool(self._works)
 
-    def row(self, given: Mapping[str, Any], drop_last: bool, share: bool = True) -> FlatRow | None:
+    def row(self, inputs: Mapping[str, Any], drop_last: bool, share: bool = True) -> FlatRow | None:
         """The flat row of a call, or None where it needs padded rows."""
-        ids, mask = given.get("input_ids"), given.get("attention_mask")
-        if ids is None or mask is None or mask.dim() != 2:
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if ids is None or mask is None or mask.dim() != 2 or not self.may_pack():
             return None
         return flat_row(ids, mask, share and self.share and not _draws(self.model), drop_last)
+
+
+class PackedModel(Packing):
+    """A model whose forward pass takes the real tokens of its rows.
+
+    Args:
+        model: without adapter wrapper.
+        answer: runs a call on real tokens.
+        required: as of `Packing`.
+        share: as of `Packing`.
+    """
+
+    def __init__(self, model: Any, answer: Answer, required: bool, share: bool) -> None:
+        super().__init__(model, required, share)
+        self.answer = answer
+        self.padded_forward: Callable[..., Any] = model.forward
+
+    def begin(self) -> None:
+        """Also put `forward` in the place of the model's, for the life of the model."""
+        super().begin()
+
+        # `generate` checks its keywords against the signature of the class.
+        @functools.wraps(type(self.model).forward)
+        def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.forward(*args, **kwargs)[0]
+
+        self.model.forward = types.MethodType(forward, self.model)
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, FlatRow | None]:
+        """Output of a pass on real tokens and their flat row, or of the model's own pass and None."""
+        answered = None
+        if not args and kwargs.get("return_dict") is not False and self.may_pack():
+            given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
+            answered = self.answer(self, given)
+        return (self.padded_forward(*args, **kwargs), None) if answered is None else answered
 
 
 def _draws(model: nn.Module) -> bool:
@@ -158,18 +201,18 @@ def _draws(model: nn.Module) -> bool:
     return any(rate > 0 for rate in rates if isinstance(rate, (int, float)))
 
 
-def _language_model_output(packed: PackedModel, given: dict[str, Any]) -> Any:
-    labels = given.get("labels")
-    if "fused_lm_head" not in given or labels is None or given.keys() - _LANGUAGE_MODEL_INPUTS:
+def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> tuple[Any, FlatRow] | None:
+    labels = inputs.get("labels")
+    if "fused_lm_head" not in inputs or labels is None or inputs.keys() - _LANGUAGE_MODEL_INPUTS:
         return None
     # The load-balancing loss of a mixture of experts is a mean over all real tokens, each as often as it is there.
-    balanced = given.get("output_router_logits") or getattr(packed.model.config, "output_router_logits", False)
-    row = packed.row(given, drop_last=not balanced, share=not balanced)
+    balanced = inputs.get("output_router_logits") or getattr(packed.model.config, "output_router_logits", False)
+    row = packed.row(inputs, drop_last=not balanced, share=not balanced)
     if row is None:
         return None
     output = packed.padded_forward(
         **inputs_of(row, torch.ones_like(row.input_ids) if balanced else None),
-        **{name: given[name] for name in ("num_items_in_batch", "output_router_logits") if name in given},
+        **{name: inputs[name] for name in ("num_items_in_batch", "output_router_logits") if name in inputs},
         shift_labels=row.labels(labels),
         fused_lm_head=True,
     )
@@ -180,22 +223,22 @@ def _language_model_output(packed: PackedModel, given: dict[str, Any]) -> Any:
     if not balanced:
         # Rows whose completions begin alike share these tokens, too, which count once in the loss of the flat row.
         total = padded["log_probs"].sum()
-        loss = -total / given.get("num_items_in_batch", asked.sum().clamp(min=1).to(total.device))
-    return dataclasses.replace(output, loss=loss, label_mask=asked, **padded)
+        loss = -total / inputs.get("num_items_in_batch", asked.sum().clamp(min=1).to(total.device))
+    return dataclasses.replace(output, loss=loss, label_mask=asked, **padded), row
 
 
-def _classifier_output(packed: PackedModel, given: dict[str, Any]) -> Any:
+def _classifier_output(packed: PackedModel, inputs: dict[str, Any]) -> tuple[Any, FlatRow] | None:
     pad_token_id = packed.model.config.pad_token_id
-    if given.keys() - _CLASSIFIER_INPUTS or pad_token_id is None:
+    if inputs.keys() - _CLASSIFIER_INPUTS or pad_token_id is None:
         return None
-    row = packed.row(given, drop_last=False)
+    row = packed.row(inputs, drop_last=False)
     if row is None:
         return None
-    ids = given["input_ids"]
+    ids = inputs["input_ids"]
     places = torch.arange(ids.shape[1], device=ids.device)
     read = ((ids != pad_token_id) * places).argmax(-1)
     found = row.places.gather(1, read[:, None])[:, 0]
     if bool((found < 0).any()):
         return None
     states = hidden_states(packed.model.base_model, row)
-    return SequenceClassifierOutputWithPast(logits=packed.model.score(states[0, found.to(states.device)]))
+    return SequenceClassifierOutputWithPast(logits=packed.model.score(states[0, found.to(states.device)])), row

@@ -64,6 +64,12 @@ def put_old_logps(output: dict[str, Any], old_logps: Sequence[list[float] | None
     output["old_per_token_logps"] = kept
 
 
+def lacks_old_logps(inputs: dict[str, Any]) -> bool:
+    """Whether some of the log-probs before the update are those of the policy as it is now."""
+    old_logps = inputs.get("old_per_token_logps")
+    return old_logps is None or bool(old_logps.isnan().any())
+
+
 def known_old_logps(inputs: dict[str, Any], logps: Tensor) -> Tensor:
     """(B, T) log-probs before the update, detached: those kept, else the current ones `logps`."""
     old_logps = inputs.get("old_per_token_logps")

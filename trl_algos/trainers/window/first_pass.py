@@ -22,24 +22,29 @@ if TYPE_CHECKING:
 
 @contextmanager
 def deferring_old_logps(trainer: "PolicyTrainer") -> Iterator[None]:
-    """Spare TRL's method for a generated batch the pass for old log-probs, where the first training pass has them."""
-    trainer._defers_old_logps = _first_pass_has_them(trainer)
+    """Spare TRL's method for a generated batch the pass for old log-probs, where another pass has them."""
+    trainer._defers_old_logps = _are_asked_for(trainer) and (
+        _first_pass_has_them(trainer) or trainer.scores_with_values
+    )
     try:
         yield
     finally:
         trainer._defers_old_logps = False
 
 
+def _are_asked_for(trainer: "PolicyTrainer") -> bool:
+    """Whether TRL's method makes a pass for them, and can do without what it gives."""
+    engine_corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    return trainer.model.training and trainer.num_iterations > 1 and not engine_corrected
+
+
 def _first_pass_has_them(trainer: "PolicyTrainer") -> bool:
     args = trainer.args
     return (
-        trainer.model.training
-        and bool(args.reuse_first_pass)
-        and trainer.num_iterations > 1
+        bool(args.reuse_first_pass)
         and args.steps_per_generation == args.gradient_accumulation_steps
         and bool(args.disable_dropout)  # else a training pass is not what scoring gives
         and trainer.charges_kl_to != "reward"  # which is reckoned before the first pass
-        and not (trainer.use_vllm and trainer.vllm_importance_sampling_correction)
     )
 
 
