@@ -303,6 +303,7 @@ def test_held_out_figures_are_over_all_pairs(tmp_path):
     worse = torch.stack([rejected[0], rejected[1], chosen[2], rejected[3]])
     expected = pair_calibration(better, worse)
     assert metrics["eval_accuracy"] == (better > worse).float().mean().item()
+    assert metrics["eval_margin"] == pytest.approx((better - worse).mean().item(), abs=1e-5)
     assert metrics["eval_brier"] == pytest.approx(expected.brier, abs=1e-6)
     assert metrics["eval_calibration_error"] == pytest.approx(expected.ece, abs=1e-6)
     assert trainer.calibration.pairs.tolist() == expected.pairs.tolist()
@@ -311,6 +312,26 @@ def test_held_out_figures_are_over_all_pairs(tmp_path):
     config = AutoModelForSequenceClassification.from_pretrained(tmp_path).config
     assert config.reward_mean == pytest.approx(both.mean().item(), abs=1e-5)
     assert config.reward_std == pytest.approx(both.std().item(), abs=1e-5)
+
+
+def test_the_log_of_training_counts_the_better_side(tmp_path):
+    """Two pairs whose rejected side is the better one, a tie, and an ordinary pair: one step of all four."""
+    rows = [{**row, "preference": preference} for row, preference in zip(pairs.ROWS, [0, 0.1, 0.5, 1], strict=True)]
+    trainer = trainer_of(tmp_path, rows=rows, max_steps=1, per_device_train_batch_size=4)
+    with torch.no_grad():
+        chosen, rejected = scores(pairs.classifier(), trainer.train_dataset)
+    lead = torch.stack([rejected[0] - chosen[0], rejected[1] - chosen[1], chosen[3] - rejected[3]])
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["margin"] == pytest.approx(lead.mean().item(), abs=1e-5)
+    assert log["accuracy"] == pytest.approx((lead > 0).float().mean().item(), abs=1e-6)
+
+
+def test_nothing_but_ties_logs_no_accuracy_of_a_batch(tmp_path):
+    rows = [{**row, "preference": 0.5} for row in pairs.ROWS]
+    trainer = trainer_of(tmp_path, rows=rows, max_steps=1)
+    trainer.train()
+    assert {"accuracy", "margin"}.isdisjoint(trainer.state.log_history[0])
 
 
 def test_several_held_out_sets_are_told_apart_and_count_together(tmp_path):

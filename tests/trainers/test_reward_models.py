@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from peft import LoraConfig
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from trl_algos import (
     BradleyTerryConfig,
@@ -36,6 +37,26 @@ def pad_is_eos():
 def conversation(row):
     roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
     return {key: [{"role": roles[key], "content": text}] for key, text in row.items()}
+
+
+def test_learned_positions_are_counted_from_the_first_token(tmp_path):
+    """GPT-2 alone would give padding in front of a text positions, too, and read another text."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=260, n_positions=40, n_embd=16, n_layer=2, n_head=2, num_labels=1, pad_token_id=0)
+    model = GPT2ForSequenceClassification(config)
+    for parameter in model.parameters():
+        parameter.data.mul_(4.0)
+    model.save_pretrained(tmp_path)
+    loaded, texts = load_reward_model(tmp_path), [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3]]
+    with torch.no_grad():
+        alone = [loaded(input_ids=torch.tensor([ids])).logits[0, 0] for ids in texts]
+        ids = torch.tensor([[0] * 4 + texts[0], texts[1]])
+        together = loaded(input_ids=ids, attention_mask=(ids != 0).long()).logits[:, 0]
+        plain = GPT2ForSequenceClassification.from_pretrained(tmp_path)(
+            input_ids=ids, attention_mask=(ids != 0).long()
+        )
+    torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=1e-5)
+    assert abs(plain.logits[0, 0] - alone[0]) > 1e-2
 
 
 @pytest.fixture(scope="module")

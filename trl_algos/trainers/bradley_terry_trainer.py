@@ -1,10 +1,11 @@
 """`BradleyTerryTrainer`: TRL's `RewardTrainer` for reward models of preference pairs."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import is_peft_model
+from torch import Tensor
 from trl import RewardTrainer, is_conversational
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
@@ -16,7 +17,7 @@ from trl_algos.preference_rows import ID_SIDES, SIDES, SOURCE
 from trl_algos.trainers.packing.models import pack_classifier
 from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
-from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, Scores, joined
+from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, HeldOutPairs, Scores, joined
 from trl_algos.trainers.preference.pairs import (
     checked_pairs,
     image_columns,
@@ -158,9 +159,24 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
             label_smoothing=self.args.label_smoothing,
             preference=preference,
         )
+        if self.model.training and preference is not None:
+            self._count_better_sides(chosen, rejected, preference)
         if not self.model.training:
             self._held_out.add(chosen, rejected, preference, source, self.accelerator.gather_for_metrics)
         return (loss, outputs) if return_outputs else loss
+
+    def _count_better_sides(self, chosen: Tensor, rejected: Tensor, preference: Tensor) -> None:
+        """TRL's accuracy and margin of a batch, which take `chosen` for the better side, of the better side."""
+        pairs = HeldOutPairs()
+        pairs.add(chosen, rejected, preference, None, self.accelerator.gather_for_metrics)
+        scores = cast(Scores, pairs.take())
+        for name, value in (("accuracy", scores.accuracy()), ("margin", scores.margin())):
+            values = self._metrics["train"][name]
+            values.pop()
+            if value is not None:
+                values.append(value)
+            elif not values:
+                del self._metrics["train"][name]
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         """TRL's evaluation, with the figures of all pairs; several sets count together in the model's config."""
@@ -179,13 +195,14 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
         mean, std = joined(self._several or [scores]).reward_mean_std()
         self.model.config.reward_mean, self.model.config.reward_std = mean, std
         own_mean, own_std = scores.reward_mean_std()
-        figures = {"reward_mean": own_mean, "reward_std": own_std, **scores.range_and_margin()}
-        self.calibration = scores.calibration()
-        if self.calibration is not None:
+        figures = {"reward_mean": own_mean, "reward_std": own_std, **scores.reward_range()}
+        self.calibration, margin = scores.calibration(), scores.margin()
+        if self.calibration is not None and margin is not None:
+            figures["margin"] = margin
             figures |= {"accuracy": self.calibration.accuracy, "brier": self.calibration.brier}
             figures["calibration_error"] = self.calibration.ece
-        for name, (accuracy, margin) in scores.by_source().items():
-            figures |= {f"accuracy/{name}": accuracy, f"margin/{name}": margin}
+        for name, (accuracy, lead) in scores.by_source().items():
+            figures |= {f"accuracy/{name}": accuracy, f"margin/{name}": lead}
         return figures
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

@@ -1,5 +1,6 @@
 """Reward models in front of a policy trainer: adapters loaded on their base, scores normalised by what is known."""
 
+import inspect
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -52,7 +53,17 @@ def load_reward_model(folder: str | os.PathLike[str], **kwargs: Any) -> Any:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip().splitlines() or [repr(error)])[0]
         raise ConfigError([f"`reward_funcs`: {_described(name)} cannot be loaded: {reason}"]) from error
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        model.register_forward_pre_hook(_count_positions, with_kwargs=True)
     return model
+
+
+def _count_positions(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Positions from the first token of each row: models with learned ones count padding in front of it, too."""
+    mask = kwargs.get("attention_mask")
+    if mask is None or mask.dim() != 2 or bool(mask[:, 0].all()) or kwargs.get("position_ids") is not None:
+        return args, kwargs
+    return args, {**kwargs, "position_ids": (mask.long().cumsum(-1) - 1).clamp(min=0)}
 
 
 def _described(name: str) -> str:

@@ -97,15 +97,20 @@ class Scores:
         both = torch.cat([self.chosen, self.rejected]).double()
         return both.mean().item(), both.std().item()
 
-    def range_and_margin(self) -> dict[str, float]:
+    def margin(self) -> float | None:
+        """Mean lead of the better side over the pairs that are no ties; None where all are ties."""
+        better, worse, decided = self._decided()
+        return (better - worse)[decided].mean().item() if bool(decided.any()) else None
+
+    def accuracy(self) -> float | None:
+        """Share of the pairs that are no ties with the better side ahead, equal scores as in TRL; None for ties."""
+        better, worse, decided = self._decided()
+        return (better > worse)[decided].float().mean().item() if bool(decided.any()) else None
+
+    def reward_range(self) -> dict[str, float]:
         """What TRL logs as means over batches, under its names."""
         both = torch.cat([self.chosen, self.rejected])
-        return {
-            "min_reward": both.min().item(),
-            "mean_reward": both.mean().item(),
-            "max_reward": both.max().item(),
-            "margin": (self.chosen - self.rejected).mean().item(),
-        }
+        return {"min_reward": both.min().item(), "mean_reward": both.mean().item(), "max_reward": both.max().item()}
 
 
 class HeldOutFigures:
