@@ -102,7 +102,7 @@ def test_the_loss_of_a_step_with_a_carried_group(tmp_path: Path) -> None:
 
 def test_passes_over_old_data_have_old_log_probs_of_either_kind(tmp_path: Path) -> None:
     """Two passes: TRL asks the policy for the log-probs of all rows, and those of the carried group are put over."""
-    run = Script(CARRYING, tmp_path, num_iterations=2, max_steps=4, learning_rate=0.5)
+    run = Script(CARRYING, tmp_path, num_iterations=2, max_steps=4, learning_rate=0.5, reuse_first_pass=False)
     models = with_snapshots(run)
     run.train()
     assert [batch["step"].item() for batch in run.batches] == [0, 1, 2, 3]
