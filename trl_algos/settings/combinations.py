@@ -92,7 +92,7 @@ def _surrogate_problems(values: Mapping[str, Any]) -> Iterator[str]:
 def _padding_problems(values: Mapping[str, Any]) -> Iterator[str]:
     free, share = values["padding_free"], values["share_prompts"]
     for name in ("padding_free", "share_prompts"):
-        if values[name] not in (None, True, False):
+        if not isinstance(values[name], bool | None):
             yield f"`{name}`: {values[name]!r} must be true, false or null."
     critic = "critic" in advantage_needs(advantage_estimators()[values["advantage_estimator"]])
     if critic and free:
