@@ -46,10 +46,6 @@ def recipe_problems(recipe: Recipe) -> list[str]:
     if recipe.kind_is_known:
         problems += _own_problems(recipe)
     problems += [*_file_problems(values), *report_to_problems(values["report_to"]), *_package_problems(values)]
-    problems += [
-        *_package_problems(values),
-        *chat_template_problems(values, None if of_data else local_messages(spec)),
-    ]
     return [placed(message + _beside(message, recipe), recipe.written) for message in problems]
 
 
