@@ -202,7 +202,7 @@ def test_token_ids_are_for_reward_models_alone() -> None:
 
 @pytest.mark.parametrize("margin", ["1" * 401, "1" * 5000, "1e39", "-1e39"])
 def test_a_margin_that_float32_does_not_hold(margin: str) -> None:
-    Path("a.jsonl").write_text('{"chosen": "b", "rejected": "c", "margin": %s}\n' % margin)
+    Path("a.jsonl").write_text(f'{{"chosen": "b", "rejected": "c", "margin": {margin}}}\n')
     (message,) = data_problems(DataSpec(rows="pairs", dataset_name="a.jsonl"), False)
     assert message.startswith("`dataset_name`: 'a.jsonl'")
     assert "line 1" in message
