@@ -16,8 +16,9 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_version": (set(), set()),
     "errors": (set(), set()),
-    "preference_rows": (set(), set()),
-    "models": ({"errors"}, set()),
+    "finite": (set(), set()),
+    "preference_rows": ({"finite"}, set()),
+    "models": ({"errors", "finite"}, set()),
     "core": (set(), {"torch"}),
     "algorithms": ({"core"}, {"torch"}),
     "preference_algorithms": ({"core"}, {"torch"}),
@@ -26,7 +27,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
     "preference_config": ({"_compat", "errors", "preference_algorithms", "settings"}, {"trl"}),
-    "rewards": ({"errors"}, {"trl", "math_verify", "reasoning_gym"}),
+    "rewards": ({"errors", "finite"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
         {
             *("core", "algorithms", "config", "_compat", "errors", "models", "preference_config", "preference_rows"),
@@ -38,7 +39,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "recipe": (
         {
             *("algorithms", "config", "data", "errors", "models", "objective", "preference_algorithms"),
-            *("preference_config", "rewards", "settings"),
+            *("preference_config", "preference_rows", "rewards", "settings"),
         },
         {"yaml", "trl", "transformers", "accelerate"},
     ),

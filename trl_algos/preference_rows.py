@@ -1,8 +1,9 @@
 """What a row must be to be a preference pair; for whoever reads data, before or after it is loaded."""
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from trl_algos.finite import is_finite, is_finite_float32
 
 SIDES = ("chosen", "rejected")
 """Columns of text or messages."""
@@ -24,7 +25,8 @@ def row_problem(row: Mapping[str, Any], sides: tuple[str, str] = SIDES) -> str |
     """What keeps a row from being a preference pair, in words, or None.
 
     Args:
-        row: the sides as text, messages or token ids; perhaps a `prompt` of the same kind, `NUMBERS` and `SOURCE`.
+        row: the sides as text or messages, or as token ids in `ID_SIDES`; perhaps a `prompt` of the same kind as text
+            or messages, `NUMBERS` and `SOURCE`.
         sides: columns of the two sides.
     """
     return next(_row_problems(row, sides), None)
@@ -36,13 +38,17 @@ def _row_problems(row: Mapping[str, Any], sides: tuple[str, str]) -> Iterator[st
         if row.get(key) is None:
             yield f"`{key}` is missing."
         kinds[key] = kind_of_side(row.get(key))
-        if not kinds[key]:
+        if sides == ID_SIDES and kinds[key] != "token ids":
+            yield f"`{key}` must be a list of token ids, but is {_shown(row.get(key))}."
+        elif sides != ID_SIDES and kinds[key] not in ("text", "messages"):
             yield f"`{key}` must be text or a list of messages (role and content), but is {_shown(row.get(key))}."
     if len(set(kinds.values())) > 1:
         yield f"{', '.join(f'`{key}` is {kind}' for key, kind in kinds.items())}; all must be of one kind."
-    if "margin" in row and not _is_number(row["margin"]):
+    if "margin" in row and not is_finite(row["margin"]):
         yield f"`margin` must be a number, but is {_shown(row['margin'])}."
-    if "preference" in row and not (_is_number(row["preference"]) and 0 <= row["preference"] <= 1):
+    elif "margin" in row and not is_finite_float32(row["margin"]):
+        yield f"`margin` must be a number below 3.4e38, as float32 holds them, but is {_shown(row['margin'])}."
+    if "preference" in row and not (is_finite(row["preference"]) and 0 <= row["preference"] <= 1):
         yield f"`preference` must be a number in [0, 1], but is {_shown(row['preference'])}."
     yield from _source_problems(row.get(SOURCE))
 
@@ -62,13 +68,12 @@ def kind_of_side(value: Any) -> str | None:
         return None
     if value and all(isinstance(item, Mapping) and {"role", "content"} <= item.keys() for item in value):
         return "messages"
-    return "token ids" if all(isinstance(item, int) for item in value) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return "token ids" if all(type(item) is int and item >= 0 for item in value) else None
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no whole number of thousands of digits
+        return f"a {type(value).__name__}"
     return text if len(text) < 60 else f"{text[:57]}..."

@@ -15,6 +15,7 @@ from trl_algos.data import arithmetic_preferences
 from trl_algos.data.loading import load_data
 from trl_algos.data.spec import DataSpec, data_problems, local_columns
 from trl_algos.errors import ConfigError
+from trl_algos.preference_rows import row_problem
 
 TEXT = [{"prompt": f"{i}+1=", "chosen": str(i + 1), "rejected": str(i)} for i in range(8)]
 USER = {"role": "user", "content": "1+1="}
@@ -187,6 +188,27 @@ def test_rows_that_are_no_pairs(row: dict[str, Any], what: str) -> None:
     assert what in found[0]
 
 
+def test_token_ids_are_for_reward_models_alone() -> None:
+    assert "token ids ('chosen_ids' and 'rejected_ids'), which are for bradley_terry alone" in problem([IDS])
+    assert data_problems(DataSpec(rows="pairs", token_ids=True, dataset_name=jsonl([IDS])), False) == []
+    assert rows_of([IDS | TEXT[0]]) == [IDS | TEXT[0]]  # of text, with columns that nobody reads
+    for wrong in ("12", [1, -2], [True], [1.5]):
+        row = {"chosen_ids": wrong, "rejected_ids": [1]}
+        assert "`chosen_ids` must be a list of token ids" in problem([row], token_ids=True)
+    for key in ("prompt", "chosen", "rejected"):
+        for ids in ([5, 6], []):
+            assert f"`{key}` must be text or a list of messages" in problem([TEXT[0] | {key: ids}])
+
+
+@pytest.mark.parametrize("margin", ["1" * 401, "1" * 5000, "1e39", "-1e39"])
+def test_a_margin_that_float32_does_not_hold(margin: str) -> None:
+    Path("a.jsonl").write_text(f'{{"chosen": "b", "rejected": "c", "margin": {margin}}}\n')
+    (message,) = data_problems(DataSpec(rows="pairs", dataset_name="a.jsonl"), False)
+    assert message.startswith("`dataset_name`: 'a.jsonl'")
+    assert "line 1" in message
+    assert row_problem({"chosen": "b", "rejected": "c", "margin": 3e38}) is None
+
+
 def test_equal_sides_are_refused_where_all_are_equal() -> None:
     equal = {"prompt": "a", "chosen": "b", "rejected": "b"}
     assert problem([equal, equal]) == (
@@ -206,7 +228,9 @@ def test_what_cannot_become_messages() -> None:
         [{"chosen": [RIGHT], "rejected": [WRONG]}], system_prompt="Add."
     )
     assert "the pair is of messages, but `conversational` is false" in problem([EXPLICIT], conversational=False)
-    assert "`system_prompt`: 'Add.' is not used: 'a.jsonl' holds token ids" in problem([IDS], system_prompt="Add.")
+    assert "`system_prompt`: 'Add.' is not used: 'a.jsonl' holds token ids" in problem(
+        [IDS], system_prompt="Add.", token_ids=True
+    )
 
 
 def test_a_prompt_that_stands_in_the_sides_too() -> None:
@@ -253,7 +277,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("trains", ["policy", "reward_model"])
 def test_every_shape_trains_a_step(shape: str, trains: str, tmp_path: Path) -> None:
-    train, _ = loaded(dataset_name=jsonl(SHAPES[shape]))
+    train, _ = loaded(dataset_name=jsonl(SHAPES[shape]), token_ids=True)
     of_policy = trains == "policy"
     config, trainer_class = (
         (PreferenceConfig, PreferenceTrainer) if of_policy else (BradleyTerryConfig, BradleyTerryTrainer)

@@ -99,8 +99,9 @@ def test_reward_models_may_be_adapters_and_need_figures_to_be_normalised_by(
     found: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    AutoTokenizer.from_pretrained(bundled_model_path()).save_pretrained("adapter")
     base = AutoModelForSequenceClassification.from_pretrained(bundled_model_path(), num_labels=1)
     get_peft_model(base, LoraConfig(target_modules=["q_proj"], task_type="SEQ_CLS")).save_pretrained("adapter")
     assert found(reward_model_name_or_path="adapter") == []

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import tiny
 import yaml
+from preference_pairs import classifier
 from transformers import LlamaForSequenceClassification
 
+from trl_algos import PolicyConfig, PreferenceConfig
 from trl_algos.errors import ConfigError
 from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS
 from trl_algos.recipe import checks
@@ -115,10 +117,75 @@ def test_a_classifier_goes_on_as_a_reward_model_if_it_gives_one_score(
     assert all("a classifier (`num_labels`: 3), but a reward model has 1" in message for message in messages)
 
 
+@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+def test_a_classifier_is_no_policy(algorithm: str, found: Callable[..., list[str]]) -> None:
+    classifier().save_pretrained("reward")
+    tiny.tokenizer().save_pretrained("reward")
+    changes = {"dataset_name": "arithmetic", "reward_funcs": ["exact_answer"], "held_out_pairs": None}
+    messages = found(**({} if algorithm == "dpo" else changes), algorithm=algorithm, model_name_or_path="reward")
+    assert [message for message in messages if "model_name_or_path" in message] == [
+        "recipe.yaml:2: `model_name_or_path`: 'reward' is a sequence classifier (LlamaForSequenceClassification), not "
+        "a causal language model."
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["", ["dpo"], {"a": 1}, "xyzzyq"])
+def test_of_an_unknown_algorithm_nothing_more_is_said(algorithm: object, found: Callable[..., list[str]]) -> None:
+    (message,) = found(algorithm=algorithm)
+    assert "`algorithm`" in message
+    messages = found(algorithm=algorithm, model_name_or_path="./nowhere")
+    assert [("`algorithm`" in m, "./nowhere" in m) for m in messages] == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_number_is_no_truth_value(value: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"`padding_free`: {value} must be true, false"):
+        PreferenceConfig(output_dir=str(tmp_path), padding_free=value, use_cpu=True, bf16=False)
+    with pytest.raises(ConfigError, match=f"`padding_free`: {value} must be true, false"):
+        PolicyConfig(output_dir=str(tmp_path), padding_free=value, use_cpu=True, bf16=False)
+
+
+MESSAGES = {"prompt": [{"role": "user", "content": "1+1="}]} | {
+    side: [{"role": "assistant", "content": text}] for side, text in (("chosen", "2"), ("rejected", "3"))
+}
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "bradley_terry", "grpo"])
+def test_messages_need_a_chat_template(algorithm: str, found: Callable[..., list[str]]) -> None:
+    Path("chat.jsonl").write_text(json.dumps(MESSAGES) + "\n")
+    tiny.llama().save_pretrained("model")
+    tokenizer = tiny.tokenizer()
+    tokenizer.save_pretrained("model")
+    own = {"reward_funcs": ["exact_answer"]} if algorithm == "grpo" else {}
+    settings = {"algorithm": algorithm, "dataset_name": "chat.jsonl", "held_out_pairs": None, **own}
+
+    def of_templates() -> list[str]:
+        return [m for m in found(**settings, model_name_or_path="model") if "chat template" in m]
+
+    (message,) = of_templates()
+    assert message.startswith("recipe.yaml:3: `dataset_name`: 'chat.jsonl' holds messages, but the tokenizer of")
+    tokenizer.chat_template = "{{ messages }}"
+    tokenizer.save_pretrained("model")
+    assert of_templates() == []
+
+
+def test_columns_that_dpo_does_not_read_are_doubted(found: Callable[..., list[str]]) -> None:
+    row = {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 1.0, "preference": 1.0}
+    Path("pairs.jsonl").write_text(json.dumps(row) + "\n")
+    settings = {"dataset_name": "pairs.jsonl", "held_out_pairs": None}
+    doubt = "Not used by dpo: the data's `margin` and `preference`, which bradley_terry alone reads."
+    assert doubt in said_of(found, **settings)
+    assert "Not used" not in said_of(found, **settings, **REWARD)
+    assert "Not used" not in said_of(found)
+
+
 def test_data_are_pairs() -> None:
     assert data_spec(read_recipe(None, ["--algorithm=dpo"])).rows == "pairs"
     assert data_spec(read_recipe(None, ["--algorithm=bradley_terry"])).rows == "pairs"
     assert data_spec(read_recipe(None, ["--algorithm=dapo"])).rows == "prompts"
+    assert [data_spec(read_recipe(None, [f"--algorithm={key}"])).token_ids for key in ("dpo", "bradley_terry")] == [
+        *(False, True)
+    ]
 
 
 @pytest.mark.parametrize(

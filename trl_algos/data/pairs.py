@@ -13,6 +13,7 @@ from trl_algos.data.prompts import (
     template_problems,
 )
 from trl_algos.errors import nearest
+from trl_algos.preference_algorithms import preference_keys
 from trl_algos.preference_rows import ID_SIDES, NUMBERS, SIDES, kind_of_side, row_problem
 
 # What others call the sides, for the hint.
@@ -22,9 +23,9 @@ _LIKELY = {
 }
 
 
-def sides_of(columns: Iterable[str]) -> tuple[str, str]:
-    """The columns that hold the two sides: token ids where there are some, else text or messages."""
-    return ID_SIDES if {*ID_SIDES} <= {*columns} else SIDES
+def sides_of(columns: Iterable[str], form: PromptForm) -> tuple[str, str]:
+    """The columns that hold the two sides: token ids where there are some and may be, else text or messages."""
+    return ID_SIDES if form.token_ids and {*ID_SIDES} <= {*columns} else SIDES
 
 
 def pair_column_problems(key: str, source: str, columns: Sequence[str], form: PromptForm) -> list[str]:
@@ -42,14 +43,21 @@ def pair_column_problems(key: str, source: str, columns: Sequence[str], form: Pr
     new = mapped(columns, form)
     return [
         *template_problems(source, columns, form),
-        *_missing_sides(key, source, new),
-        *(_settings_on_ids(source, form) if sides_of(new) == ID_SIDES else ()),
+        *_missing_sides(key, source, new, form),
+        *(_settings_on_ids(source, form) if sides_of(new, form) == ID_SIDES else ()),
     ]
 
 
-def _missing_sides(key: str, source: str, columns: Sequence[str]) -> Iterator[str]:
-    missing = [side for side in sides_of(columns) if side not in columns]
+def _missing_sides(key: str, source: str, columns: Sequence[str], form: PromptForm) -> Iterator[str]:
+    missing = [side for side in sides_of(columns, form) if side not in columns]
     if not missing:
+        return
+    if {*ID_SIDES} <= {*columns}:
+        takers = ", ".join(preference_keys("reward_model"))
+        yield (
+            f"`{key}`: {source!r} holds pairs of token ids ({' and '.join(map(repr, ID_SIDES))}), which are for "
+            f"{takers} alone; give `chosen` and `rejected` as text or messages."
+        )
         return
     has = f"`{key}`: {source!r} has no column {' and no '.join(map(repr, missing))}, but {', '.join(columns)}; "
     hints = {side: _likely(side, columns) for side in missing}
@@ -87,7 +95,7 @@ def used_columns(columns: Sequence[str], form: PromptForm) -> list[str]:
         form: how to make it.
     """
     prompt = template_fields(form.template) if form.template is not None else ["prompt"]
-    wanted = dict.fromkeys([*prompt, *sides_of(columns), *NUMBERS])
+    wanted = dict.fromkeys([*prompt, *sides_of(columns, form), *NUMBERS])
     return [column for column in wanted if column in columns]
 
 
@@ -104,7 +112,7 @@ def made_pair(row: Mapping[str, Any], form: PromptForm) -> dict[str, Any]:
     Raises:
         ValueError: there is no pair in the row that TRL could use; the message says why.
     """
-    sides = sides_of(row)
+    sides = sides_of(row, form)
     pair = {key: row[key] for key in ("prompt", *sides) if key in row}
     pair |= {key: _number(row[key]) for key in NUMBERS if key in row}
     if form.template is not None:
@@ -173,7 +181,7 @@ def pair_problems(source: str, rows: Iterable[tuple[str, Mapping[str, Any]]], fo
         total += 1
         try:
             pair = made_pair(row, form)
-            chosen, rejected = (pair[side] for side in sides_of(pair))
+            chosen, rejected = (pair[side] for side in sides_of(row, form))
             kind = kind or kind_of_side(chosen)
             if kind_of_side(chosen) != kind:
                 raise ValueError(f"the pair is of {kind_of_side(chosen)}, but of {kind} in other rows")

@@ -31,6 +31,7 @@ class PromptForm:
         system: text of a system message to put in front.
         conversational: whether text becomes messages; None: only where there is a system message.
         rows: "prompts" or "pairs".
+        token_ids: whether a pair may be of token ids, in columns of their own.
     """
 
     mapping: Mapping[str, str]
@@ -38,6 +39,7 @@ class PromptForm:
     system: str | None = None
     conversational: bool | None = None
     rows: str = "prompts"
+    token_ids: bool = False
 
     @property
     def as_messages(self) -> bool:

@@ -35,6 +35,7 @@ class DataSpec:
         conversational: make messages of text: the prompt the user's, the sides of a pair the assistant's; by default
             where there is a system prompt.
         rows: what a row is: `prompts` or `pairs`. It follows from the algorithm and is no key of a recipe.
+        token_ids: whether pairs may be of token ids, as reward models take them. It follows from the algorithm, too.
     """
 
     dataset_name: str | None = None
@@ -52,12 +53,14 @@ class DataSpec:
     system_prompt: str | None = None
     conversational: bool | None = None
     rows: str = "prompts"
+    token_ids: bool = False
 
     @property
     def prompt_form(self) -> PromptForm:
         """How prompts or pairs are made of rows."""
         mapping = self.column_mapping or {}
-        return PromptForm(mapping, self.prompt_template, self.system_prompt, self.conversational, self.rows)
+        made = self.prompt_template, self.system_prompt, self.conversational
+        return PromptForm(mapping, *made, self.rows, self.token_ids)
 
 
 def data_problems(spec: DataSpec, needs_test: bool) -> list[str]:
@@ -107,6 +110,18 @@ def local_columns(spec: DataSpec) -> list[str] | None:
         if columns is not None:
             return mapped(columns, spec.prompt_form)
     return None
+
+
+def local_messages(spec: DataSpec) -> str | None:
+    """Key and name of the first data whose rows are messages already, where they lie here: `` `key`: 'name' ``.
+
+    Args:
+        spec: a spec without problems.
+    """
+    if spec.prompt_template is not None and spec.rows == "prompts":
+        return None  # the prompt is made of it
+    found = (table for table in tables(spec, needs_test=False) if table.holds_messages(spec.prompt_form))
+    return next((f"`{table.key}`: {table.name!r}" for table in found), None)
 
 
 def tables(spec: DataSpec, needs_test: bool) -> list[Table]:

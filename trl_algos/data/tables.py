@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from trl_algos.data.files import FirstRows
 from trl_algos.data.forms import form_column_problems, row_problems
+from trl_algos.data.pairs import sides_of
 from trl_algos.data.prompts import PromptForm, renamed_row
 from trl_algos.data.sources import kind_of, known_splits, source_rows
 from trl_algos.data.tasks import task_columns
 from trl_algos.errors import nearest
 from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS
-from trl_algos.preference_rows import SIDES
+from trl_algos.preference_rows import SIDES, kind_of_side
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,20 @@ class Table:
         if kind_of(self.name) == "task":
             return FirstRows(task_columns(self.name), [])
         return source_rows(self.name, self.split)
+
+    def holds_messages(self, form: PromptForm) -> bool:
+        """Whether the first row is of messages as it stands, as far as can be told without loading.
+
+        Args:
+            form: how prompts or pairs are made of the rows; the form of data without problems.
+        """
+        try:
+            found = self.first_rows()
+        except ValueError:
+            return False
+        row = renamed_row(found.rows[0][1], form) if found and found.rows else {}
+        sides = ("prompt",) if form.rows == "prompts" else sides_of(row, form)
+        return any(kind_of_side(row.get(side)) == "messages" for side in sides)
 
     def columns(self) -> list[str] | None:
         """Columns that are kept, or None where only loading tells."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_algos.errors import ConfigError, nearest
-from trl_algos.models.weight_files import weight_shapes
+from trl_algos.models.weight_files import Weights, weight_shapes
 
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weights that transformers loads too (without running what is pickled); what they hold is not looked at here."""
@@ -88,7 +88,7 @@ def _folder_problems(folder: Path, trust_remote_code: bool, quantized: bool) -> 
         return
     yield from _config_problems(folder, trust_remote_code, quantized)
     yield from _weight_problems(folder)
-    yield from _tokenizer_problems(folder)
+    yield from tokenizer_problems(folder)
 
 
 def _no_model(folder: Path) -> str:
@@ -119,7 +119,7 @@ def _config_problems(folder: Path, trust_remote_code: bool, quantized: bool) -> 
         yield from error.problems
         return
     kind, own_code = config.get("model_type"), config.get("auto_map")
-    known = kind in _model_types() or not _model_types()
+    known = str(kind) in _model_types() or not _model_types()
     if kind is None and not own_code:
         yield f"{path} has no `model_type`, such as llama, so nothing tells which class to load."
     elif own_code and not known and not trust_remote_code:
@@ -144,7 +144,7 @@ ENCODER = (
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Whether a model's states have seen later tokens, as far as its config.json tells."""
-    reads_both_ways = config.get("model_type") in _masked_types() and not config.get("is_decoder")
+    reads_both_ways = str(config.get("model_type")) in _masked_types() and not config.get("is_decoder")
     return bool(config.get("is_encoder_decoder")) or reads_both_ways
 
 
@@ -153,12 +153,76 @@ def classifier_problem(config: Mapping[str, Any]) -> str | None:
 
     A model without a head for sequences is none of these: its states are read by a new one.
     """
-    scores = any("ForSequenceClassification" in name for name in config.get("architectures") or ())
+    scores = any("ForSequenceClassification" in name for name in architectures(config))
     labels = config.get("id2label") or config.get("num_labels") or 2  # transformers' default, which it does not write
-    count = labels if isinstance(labels, int) else len(labels)
+    count = len(labels) if isinstance(labels, dict | list) else labels
     if not scores or count == 1:
         return None
     return f"a classifier (`num_labels`: {count}), but a reward model has 1."
+
+
+def not_causal_problem(config: Mapping[str, Any]) -> str | None:
+    """What a model is, in words, whose class by its config.json gives no next token; None for all others."""
+    first = next(iter(architectures(config)), "")
+    if config.get("auto_map"):  # its own code says what it is
+        return None
+    kind = next((words for suffix, words in _NOT_CAUSAL.items() if first.endswith(suffix)), None)
+    if kind is None and first.endswith("Model") and "Head" not in first:
+        kind = "a model without an output layer"
+    return None if kind is None else f"{kind} ({first}), not a causal language model."
+
+
+_NOT_CAUSAL: Mapping[str, str] = {
+    "ForSequenceClassification": "a sequence classifier",
+    "ForTokenClassification": "a token classifier",
+    "ForQuestionAnswering": "a model that marks answers",
+    "ForMultipleChoice": "a model that chooses among answers",
+    "ForMaskedLM": "a model that fills in masked tokens",
+}
+"""How the names of transformers' classes end, and what these are."""
+
+
+def architectures(config: Mapping[str, Any]) -> list[str]:
+    """Names of the classes that a model's config.json gives."""
+    names = config.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "word_embed_proj_dim", "emb_dim")
+"""Names under which a model's config has the width of hidden states or of the embedding."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a model's config that is about text."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def widths(config: Mapping[str, Any]) -> set[int]:
+    """Widths of hidden states and embeddings that a model's config.json gives."""
+    inner = text_config(config)
+    return {inner[name] for name in _WIDTHS if type(inner.get(name)) is int}
+
+
+def size_problems(config: Mapping[str, Any], weights: Weights, where: str) -> Iterator[str]:
+    """A message where the embedding has another size than config.json says, so that the weights could not be loaded.
+
+    Args:
+        config: a model's.
+        weights: of it, as `weight_shapes` gives them.
+        where: the folder, for the message.
+    """
+    if config.get("quantization_config") or config.get("auto_map"):
+        return
+    allowed, tokens = widths(config), text_config(config).get("vocab_size")
+    for name, (shape, _) in weights.items():
+        if len(shape) != 2 or not re.search(r"(?:^|\.)(?:embed_tokens|wte|embed_in|word_embeddings)\.weight$", name):
+            continue
+        if allowed and shape[1] not in allowed:
+            said = " or ".join(map(str, sorted(allowed)))
+            yield f"{where!r}: its weight {name} has width {shape[1]}, but its config.json says {said}."
+        elif type(tokens) is int and shape[0] != tokens:
+            yield f"{where!r}: its weight {name} has {shape[0]} tokens, but its config.json says {tokens}."
 
 
 @cache
@@ -183,15 +247,18 @@ def _model_types() -> frozenset[str]:
 
 def _weight_problems(folder: Path) -> list[str]:
     try:
-        weight_shapes(folder)
+        weights = weight_shapes(folder)
     except ConfigError as error:
         pickled = not any(folder.glob("*.safetensors*")) and any((folder / name).is_file() for name in _PICKLES)
         return [] if pickled else error.problems
-    return []
+    try:
+        return list(size_problems(read_json(folder / "config.json"), weights, str(folder)))
+    except ConfigError:  # complained of already
+        return []
 
 
-def _tokenizer_problems(folder: Path) -> Iterator[str]:
-    """Without its files transformers makes an empty tokenizer and says nothing."""
+def tokenizer_problems(folder: Path) -> Iterator[str]:
+    """A message where a folder holds no whole tokenizer: transformers would make an empty one and say nothing."""
     settings: dict[str, Any] = {}
     if (folder / "tokenizer_config.json").is_file():
         try:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from trl_algos.data.spec import DataSpec, data_problems, local_columns
+from trl_algos.data.spec import DataSpec, data_problems, local_columns, local_messages
 from trl_algos.errors import ConfigError
 from trl_algos.recipe.measured import needs_test_split
 from trl_algos.recipe.model_checks import chat_template_problems, trained_model_problems
@@ -42,23 +42,30 @@ def checked_recipe(path: str, words: Sequence[str], num_processes: int | None = 
 def recipe_problems(recipe: Recipe) -> list[str]:
     """A message for each thing that is missing or does not fit, with file and line where it stands in a file."""
     values = recipe.values
-    spec = data_spec(recipe)
-    of_data = data_problems(spec, needs_test_split(values))
-    problems = [*trained_model_problems(values, recipe.kind), *of_data]
-    if recipe.kind == "policy":
-        problems += policy_problems(recipe, None if of_data else local_columns(spec))
-    else:
-        problems += pair_problems(recipe)
-    problems += [*_file_problems(values), *report_to_problems(values["report_to"])]
-    problems += [*_package_problems(values), *chat_template_problems(values)]
+    problems = [*trained_model_problems(values, recipe.kind if recipe.kind_is_known else None)]
+    if recipe.kind_is_known:
+        problems += _own_problems(recipe)
+    problems += [*_file_problems(values), *report_to_problems(values["report_to"]), *_package_problems(values)]
     return [placed(message + _beside(message, recipe), recipe.written) for message in problems]
+
+
+def _own_problems(recipe: Recipe) -> Iterator[str]:
+    """A message for each thing that is wrong for one kind of algorithm, and may be right for another."""
+    values, spec = recipe.values, data_spec(recipe)
+    of_data = data_problems(spec, needs_test_split(values))
+    yield from of_data
+    if recipe.kind == "policy":
+        yield from policy_problems(recipe, None if of_data else local_columns(spec))
+    else:
+        yield from pair_problems(recipe)
+    yield from chat_template_problems(values, None if of_data else local_messages(spec))
 
 
 def data_spec(recipe: Recipe) -> DataSpec:
     """What a recipe says about its data."""
-    keys = {field.name for field in fields(DataSpec)} - {"rows"}
+    keys = {field.name for field in fields(DataSpec)} - {"rows", "token_ids"}
     rows = "prompts" if recipe.kind == "policy" else "pairs"
-    return DataSpec(**{key: recipe.values[key] for key in keys}, rows=rows)
+    return DataSpec(**{key: recipe.values[key] for key in keys}, rows=rows, token_ids=recipe.kind == "reward_model")
 
 
 def _file_problems(values: Any) -> Iterator[str]:

@@ -16,7 +16,7 @@ from trl_algos.models.critic_folder import (
     critic_folder_problems,
     is_critic_folder,
 )
-from trl_algos.models.folder import ENCODER, classifier_problem, is_encoder, model_problems, read_json
+from trl_algos.models.folder import ENCODER, classifier_problem, is_encoder, model_problems, read_json, text_config
 from trl_algos.models.lora_shapes import lora_layers
 from trl_algos.models.weight_files import weight_shapes
 from trl_algos.settings.critic import critic_has_lora, has_critic
@@ -119,8 +119,8 @@ def _width_read(values: Mapping[str, Any], policy: str | None) -> int | None:
         config = read_json(Path(policy) / "config.json")
     except ConfigError:  # complained of as a model's folder
         return None
-    config = config.get("text_config") or config
-    return next((config[name] for name in _WIDTHS if isinstance(config.get(name), int)), None)
+    inner = text_config(config)
+    return next((inner[name] for name in _WIDTHS if isinstance(inner.get(name), int)), None)
 
 
 def _tokens(folder: str | None) -> Any:

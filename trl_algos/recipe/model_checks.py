@@ -1,6 +1,5 @@
 """What can be found wrong with a recipe's model, its adapter and its tokenizer, without loading them."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from trl_algos.data.arithmetic_task import BUNDLED_MODELS
 from trl_algos.errors import ConfigError
-from trl_algos.models.folder import model_problems, read_json
+from trl_algos.models.folder import model_problems, not_causal_problem, read_json
 from trl_algos.models.lora_shapes import lora_problems
 from trl_algos.models.score_head import classifier_weights
 from trl_algos.models.weight_files import weight_shapes
@@ -22,12 +21,12 @@ def model_folder(name: str | None) -> str | None:
     return name if name and os.path.isdir(name) else None
 
 
-def trained_model_problems(values: Mapping[str, Any], kind: str) -> Iterator[str]:
+def trained_model_problems(values: Mapping[str, Any], kind: str | None) -> Iterator[str]:
     """A message for each thing that keeps the model from being loaded, quantised, or given an adapter.
 
     Args:
         values: a recipe's settings, resolved.
-        kind: the recipe's kind.
+        kind: the recipe's kind; None where nobody knows it.
     """
     name = values["model_name_or_path"]
     if name is None:
@@ -36,17 +35,27 @@ def trained_model_problems(values: Mapping[str, Any], kind: str) -> Iterator[str
         quantized = values["load_in_4bit"] or values["load_in_8bit"]
         found = model_problems("model_name_or_path", name, BUNDLED_MODELS, values["trust_remote_code"], quantized)
         yield from found
-        yield from _lora_problems(values, kind) if not found else ()
+        if not found:
+            yield from _lora_problems(values, kind) if kind else ()
+            yield from _class_problems(name) if kind in ("policy", "preference") else ()
     if values["load_in_4bit"] and values["load_in_8bit"]:
         yield "`load_in_8bit`: true together with `load_in_4bit`; set one of them."
     for key in ("load_in_4bit", "load_in_8bit"):
         if values[key] and not values["use_peft"]:
             yield f"`{key}`: true, but quantised weights cannot be trained themselves; set `use_peft`."
-    if values["use_peft"] and values["lora_task_type"] != TASK_TYPE[kind]:
+    if kind and values["use_peft"] and values["lora_task_type"] != TASK_TYPE[kind]:
         yield (
             f"`lora_task_type`: {values['lora_task_type']!r} is not what {values['algorithm']} trains; leave it out, "
             f"and it is {TASK_TYPE[kind]}."
         )
+
+
+def _class_problems(name: str) -> Iterator[str]:
+    """A model that lies here and gives no next token."""
+    folder = model_folder(name)
+    problem = None if folder is None else not_causal_problem(read_json(Path(folder) / "config.json"))
+    if problem is not None:
+        yield f"`model_name_or_path`: {name!r} is {problem}"
 
 
 def _lora_problems(values: Mapping[str, Any], kind: str) -> Iterator[str]:
@@ -63,22 +72,37 @@ def _lora_problems(values: Mapping[str, Any], kind: str) -> Iterator[str]:
         return
 
 
-def chat_template_problems(values: Mapping[str, Any]) -> Iterator[str]:
-    """Prompts made of messages for a model that lies here and whose tokenizer cannot write them."""
+def chat_template_problems(values: Mapping[str, Any], messages: str | None) -> Iterator[str]:
+    """Messages, made or in the data, for a model that lies here and whose tokenizer cannot write them.
+
+    Args:
+        values: a recipe's settings, resolved.
+        messages: key and name of data that are messages; None where they are not, or nobody knows.
+    """
     folder = model_folder(values["model_name_or_path"])
     key = "system_prompt" if values["system_prompt"] is not None else "conversational"
-    if folder is None or not (values["system_prompt"] is not None or values["conversational"]):
+    makes = values["system_prompt"] is not None or values["conversational"]
+    if folder is None or not (makes or messages) or values.get("chat_template_path") is not None:
         return
-    if values.get("chat_template_path") is not None:
+    if _has_chat_template(Path(folder)):
         return
-    files = Path(folder)
-    config = files / "tokenizer_config.json"
+    lacks = f"but the tokenizer of {values['model_name_or_path']!r} has no chat template to write them with"
+    if makes:
+        yield f"`{key}`: makes messages of the prompts, {lacks}; use `prompt_template` instead, or an instruct model."
+    else:
+        own = " set `chat_template_path`," if "chat_template_path" in values else ""
+        yield f"{messages} holds messages, {lacks};{own} give text, or use an instruct model."
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Whether a tokenizer has one, in one of the places where transformers looks; also where only loading tells."""
+    if any((folder / name).exists() for name in _CHAT_TEMPLATES):
+        return True
     try:
-        has_template = (files / "chat_template.jinja").is_file() or "chat_template" in json.loads(config.read_text())
-    except (OSError, ValueError):  # complained of as a model's folder
-        return
-    if not has_template:
-        yield (
-            f"`{key}`: makes messages of the prompts, but the tokenizer of {values['model_name_or_path']!r} has no "
-            "chat template to write them with; use `prompt_template` instead, or an instruct model."
-        )
+        config = folder / "tokenizer_config.json"
+        return bool(read_json(config).get("chat_template")) if config.is_file() else False
+    except ConfigError:  # complained of as a model's folder
+        return True
+
+
+_CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")

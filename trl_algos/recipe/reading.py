@@ -19,7 +19,7 @@ from trl_algos.recipe.file import Value, environment, read_files, read_words
 from trl_algos.recipe.renamed import elsewhere
 from trl_algos.recipe.resolving import resolved
 from trl_algos.recipe.unused import unused_problems
-from trl_algos.settings.kinds import DOES, WHO, all_keys, kind_of, some_keys
+from trl_algos.settings.kinds import DOES, WHO, all_keys, kind_of, some_keys, tells_kind
 from trl_algos.settings.public import is_secret
 from trl_algos.settings.trainer_checks import launched_processes
 
@@ -50,6 +50,7 @@ class Recipe:
         sources: key -> where its value comes from, in words.
         environment: variables to set before anything is imported.
         num_processes: processes that the sizes were judged for.
+        kind_is_known: whether it is the author's; of an algorithm like no other it is a policy for want of a better.
     """
 
     path: str | None
@@ -60,6 +61,7 @@ class Recipe:
     sources: Mapping[str, str]
     environment: Mapping[str, str]
     num_processes: int
+    kind_is_known: bool = True
 
     def part(self, name: str) -> dict[str, Any]:
         """Key -> value as given, for the keys of one part of `schema.PARTS`; copies, since TRL changes its own."""
@@ -101,13 +103,15 @@ def draft(path: str | None, words: Sequence[str], num_processes: int | None) -> 
         raise ConfigError(problems)
     written |= read_words(words, problems)
     variables = environment(written, problems)
-    kind = kind_of(_algorithm(written))
+    kind, is_known = kind_of(_algorithm(written)), "algorithm" not in written or tells_kind(_algorithm(written))
     given = _typed_values(written, kind, problems)
     count = num_processes or launched_processes()
-    values, sources = resolved(kind, given, count, problems)
+    judged: list[str] = []
+    values, sources = resolved(kind, given, count, judged)
     sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
-    problems += unused_problems(kind, given, values)
-    recipe = Recipe(path, kind, written, given, values, sources, variables, count)
+    judged += unused_problems(kind, given, values)
+    problems += judged if is_known else [message for message in judged if message.startswith("`algorithm`")]
+    recipe = Recipe(path, kind, written, given, values, sources, variables, count, is_known)
     return recipe, [placed(message, written) for message in problems]
 
 
@@ -121,7 +125,7 @@ def _typed_values(written: Mapping[str, Value], kind: str, problems: list[str]) 
     for key, value in written.items():
         if key not in known:
             # Of an algorithm that there is not, nobody knows which keys it has.
-            if algorithm in (None, *all_keys()) or not schema.kinds_with(key):
+            if "algorithm" not in written or algorithm in all_keys() or not schema.kinds_with(key):
                 problems.append(f"{value.where}{_unknown_key(key, kind, algorithm)}")
             continue
         try:

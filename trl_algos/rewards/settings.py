@@ -3,12 +3,12 @@
 import ast
 import importlib.util
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trl_algos.errors import ConfigError, nearest
+from trl_algos.finite import is_finite
 
 PASSED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What TRL passes to every reward function, by keyword, besides the columns of the data set."""
@@ -132,10 +132,6 @@ def _members(node: ast.expr) -> list[str]:
     return [text]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -150,13 +146,13 @@ def _list_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "int": (_is_whole, "a whole number"),
-    "float": (_is_number, "a number"),
+    "float": (is_finite, "a number"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "str": (_is_text, "text"),
     "None": (lambda value: value is None, "null"),
     "list": (_list_of(lambda _: True), "a list"),
     "list[int]": (_list_of(_is_whole), "a list of whole numbers"),
-    "list[float]": (_list_of(_is_number), "a list of numbers"),
+    "list[float]": (_list_of(is_finite), "a list of numbers"),
     "list[str]": (_list_of(_is_text), "a list of texts"),
 }
 """By annotation: whether a value fits it, and how a message calls it."""

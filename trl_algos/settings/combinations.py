@@ -92,7 +92,7 @@ def _surrogate_problems(values: Mapping[str, Any]) -> Iterator[str]:
 def _padding_problems(values: Mapping[str, Any]) -> Iterator[str]:
     free, share = values["padding_free"], values["share_prompts"]
     for name in ("padding_free", "share_prompts"):
-        if values[name] not in (None, True, False):
+        if not isinstance(values[name], bool | None):
             yield f"`{name}`: {values[name]!r} must be true, false or null."
     if share is not None and free is False:
         yield f"`share_prompts`: {share!r} is not used with `padding_free` false: rows stay padded."

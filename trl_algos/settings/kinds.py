@@ -63,6 +63,11 @@ def kind_of(key: Any) -> str:
     return next((kind for kind in KINDS if known in keys_of(kind)), "policy")
 
 
+def tells_kind(key: Any) -> bool:
+    """Whether `kind_of` knows the kind of the algorithm of this key, or that of a near one."""
+    return key is not None and (key in all_keys() or closest(key, all_keys()) is not None)
+
+
 def row_of(key: str) -> Algorithm | PreferenceAlgorithm:
     """The row of an algorithm of any kind.
 

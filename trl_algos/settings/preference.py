@@ -71,7 +71,7 @@ def resolve_preference(given: Mapping[str, Any], defaults: Mapping[str, Any], ki
         resolution.fill(name, value, of_row(row))
     problems += _without_effect(resolution, row, NEUTRAL[kind])
     problems += _policy_problems(values, row, defaults) if kind == "preference" else _reward_problems(values)
-    if values["padding_free"] not in (None, True, False):
+    if not isinstance(values["padding_free"], bool | None):
         problems.append(f"`padding_free`: {values['padding_free']!r} must be true, false, or left unset.")
     if values["label_smoothing_factor"]:
         problems.append(
