@@ -44,8 +44,9 @@ from trl_algos.trainers.critic.scoring import (
     values_alone,
 )
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
+from trl_algos.trainers.finite import check_grad_norm
 from trl_algos.trainers.policy_trainer import PolicyTrainer
-from trl_algos.trainers.recording import check_grad_norm, finish_step
+from trl_algos.trainers.recording import finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
 
 FORMER_ARGUMENTS = {
