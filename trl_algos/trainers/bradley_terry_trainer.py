@@ -86,9 +86,7 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, CheckedSteps, RewardTrain
     """
 
     _signature_columns: Any
-    _look_at = (
-        "A score or a `margin` is NaN or infinite: lower `learning_rate`, or look at the model's dtype and the data."
-    )
+    _look_at = "A score or a `margin` is NaN or infinite: lower `learning_rate`, or look at data and dtype."
 
     def __init__(
         self,

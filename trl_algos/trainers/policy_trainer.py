@@ -36,7 +36,7 @@ from trl_algos.core import (
 from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
 from trl_algos.trainers.best_metric import check_best_metric
-from trl_algos.trainers.checkpoint_states import check_states, warn_of_new_optimizer
+from trl_algos.trainers.checkpoint_states import check_states, warn_of_lost_states
 from trl_algos.trainers.dropout import disable_functional_dropout
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
 from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
@@ -622,6 +622,6 @@ class PolicyTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            warn_of_new_optimizer(Path(checkpoint))
+            warn_of_lost_states(Path(checkpoint), self.args.world_size)
             kl_control.load_state(self.kl_controller, Path(checkpoint))
             load_state(self, Path(checkpoint))
