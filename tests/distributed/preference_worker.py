@@ -123,7 +123,10 @@ def make_trainer(case: dict[str, Any], folder: str, processes: int, **settings: 
 
 
 def run(name: str, folder: str, processes: int, saved: str, **settings: Any) -> dict[str, Any]:
-    """An evaluation of five pairs, whose last batch two processes fill up, three steps, and the evaluation again; the model is left in the folder `saved`."""
+    """An evaluation of five pairs, three steps, and the evaluation again; the model is left in the folder `saved`.
+
+    Two processes fill the last batch of the five pairs up.
+    """
     trainer = make_trainer(CASES[name], folder, processes, **settings)
     counter = TokenCounter(trainer.model)
     before = trainer.evaluate()
