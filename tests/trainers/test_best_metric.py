@@ -9,11 +9,8 @@ from trl_algos.errors import ConfigError
 
 
 def test_a_metric_that_there_is_not_is_named(tmp_path: Path) -> None:
-    run = trainer(
-        config(
-            tmp_path, algorithm="grpo", num_generations=2, metric_for_best_model="eval_rewad", greater_is_better=True
-        )
-    )
+    best = {"metric_for_best_model": "eval_rewad", "greater_is_better": True}
+    run = trainer(config(tmp_path, algorithm="grpo", num_generations=2, beta=0.0, **best))
     metrics = {"eval_loss": 1.0, "eval_reward": 2.0, "eval_runtime": 3.0, "epoch": 1.0}
     message = (
         r"^`metric_for_best_model`: 'eval_rewad' is no metric of this evaluation, which has eval_loss, eval_reward\. "
