@@ -19,6 +19,7 @@ from trl_algos.trainers.preference import held_out_pairs, reward_head
 from trl_algos.trainers.preference import pairs as pairs_source
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures
 from trl_algos.trainers.preference.resuming import ExactResume
+from trl_algos.trainers.preference.steps import CheckedSteps
 
 TRL = {"DPOTrainer": DPOTrainer, "RewardTrainer": RewardTrainer}
 OURS = {"DPOTrainer": PreferenceTrainer, "RewardTrainer": BradleyTerryTrainer}
@@ -71,7 +72,7 @@ def test_every_name_of_trl_is_listed(trainer, built):
     """Attributes of `self` and `super()` that are neither our own nor public in transformers."""
     ours = OURS[trainer]
     used, stored = set(), set()
-    for part in (ours, HeldOutFigures, ExactResume):
+    for part in (ours, HeldOutFigures, ExactResume, CheckedSteps):
         stored |= set(vars(part)) | set(part.__annotations__)
         for node in ast.walk(ast.parse(inspect.getsource(part))):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()"):

@@ -52,6 +52,7 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
         "epochs_trained",
         "steps_trained_in_current_epoch",
     ),
+    "_determine_best_metric": ("self", "metrics", "trial"),
     "_get_grad_norm": ("self", "model", "grad_norm"),
     "_get_output_dir": ("self", "trial"),
     "_get_train_sampler": ("self", "dataset"),
@@ -176,6 +177,9 @@ TRAINER_UTILS = (
 
 PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "DPOTrainer": {
+        "_determine_best_metric": ("self", "metrics", "trial"),
+        "_get_grad_norm": ("self", "model", "grad_norm"),
+        "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
         "_load_optimizer_and_scheduler": ("self", "checkpoint"),
         "_precompute_ref_logps": ("self", "dataset", "name", "batch_size"),
         "_save_checkpoint": ("self", "model", "trial"),
@@ -187,6 +191,9 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "log": ("self", "logs", "start_time"),
     },
     "RewardTrainer": {
+        "_determine_best_metric": ("self", "metrics", "trial"),
+        "_get_grad_norm": ("self", "model", "grad_norm"),
+        "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
         "_load_optimizer_and_scheduler": ("self", "checkpoint"),
         "_save_checkpoint": ("self", "model", "trial"),
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),

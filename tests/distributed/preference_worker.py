@@ -102,7 +102,7 @@ def make_trainer(case: dict[str, Any], folder: str, processes: int, **settings: 
     """
     base = {"max_steps": 3, "gradient_accumulation_steps": 2, "optim": "sgd", "learning_rate": 0.1}
     base |= {"max_grad_norm": 0.0, "lr_scheduler_type": "constant", "output_dir": f"{folder}/unused"}
-    base |= {"per_device_train_batch_size": ROWS // processes, "per_device_eval_batch_size": 2 // processes}
+    base |= {"per_device_train_batch_size": ROWS // processes, "per_device_eval_batch_size": ROWS // processes}
     base |= {} if processes > 1 else {"padding_free": False}
     settings = base | case | settings
     lora, by_path, adapter, ties = (settings.pop(key, False) for key in ("lora", "by_path", "adapter", "ties"))
@@ -123,7 +123,10 @@ def make_trainer(case: dict[str, Any], folder: str, processes: int, **settings: 
 
 
 def run(name: str, folder: str, processes: int, saved: str, **settings: Any) -> dict[str, Any]:
-    """An evaluation of five pairs, three steps, and the evaluation again; the model is left in the folder `saved`."""
+    """An evaluation of five pairs, three steps, and the evaluation again; the model is left in the folder `saved`.
+
+    Two processes fill the last batch of the five pairs up.
+    """
     trainer = make_trainer(CASES[name], folder, processes, **settings)
     counter = TokenCounter(trainer.model)
     before = trainer.evaluate()

@@ -18,7 +18,6 @@ from trl_algos.data import arithmetic_preferences, bundled_model_path
 from trl_algos.errors import ConfigError
 from trl_algos.recipe.reading import read_recipe
 from trl_algos.run.folder import read_metrics
-from trl_algos.run.held_out_pairs import whole_batches
 from trl_algos.run.training import train
 
 ROOT = Path(__file__).parents[2]
@@ -145,20 +144,6 @@ def test_ppo_against_the_reward_model(reward_model: Path, tmp_path: Path) -> Non
     assert float(scorer.score.weight.abs().max()) > 0.03
     told = summary(tmp_path)["held_out"]["after"]["sampled"]
     assert 0 < told["exact_match"] < 1
-
-
-@pytest.mark.parametrize(
-    ("pairs", "size", "processes", "expected"),
-    [
-        (512, 16, 1, (512, 16)),
-        (1969, 2000, 1, (1969, 1969)),
-        (1969, 2000, 2, (1968, 984)),
-        (60, 16, 2, (32, 16)),
-        (1, 8, 2, (1, 1)),
-    ],
-)
-def test_batches_of_one_size(pairs: int, size: int, processes: int, expected: tuple[int, int]) -> None:
-    assert whole_batches(pairs, size, processes) == expected
 
 
 # A policy

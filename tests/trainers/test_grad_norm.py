@@ -10,7 +10,7 @@ from test_cases import config, parameters, trainer
 from test_ppo_state import sampling_trainer, states
 from torch import nn
 
-from trl_algos.trainers.recording import check_grad_norm
+from trl_algos.trainers.finite import check_grad_norm
 
 
 def break_gradient(parameter: nn.Parameter, value: float) -> None:

@@ -22,6 +22,9 @@ FIGURES = {
 }
 """Kind of a recipe -> what is measured, in the names that an evaluation logs with `eval_` in front."""
 
+BY_SOURCE = {"preference": ("rewards/accuracies", "rewards/margins"), "reward_model": ("accuracy", "margin")}
+"""Kind of a recipe -> what is also measured of each source, where pairs name theirs, as `NAME/SOURCE`."""
+
 PairTrainer = PreferenceTrainer | BradleyTerryTrainer
 
 
@@ -44,8 +47,7 @@ def judged_pairs(trainer: PairTrainer, pairs: Any, kind: str) -> HeldOutPairs:
     """Figures of pairs by the trainer's own evaluation, on all processes.
 
     Nothing of it is logged, and the random state of the training stays untouched. A reward model's config has the
-    mean and spread of these pairs' rewards afterwards. TRL's figures are means over batches, so all batches of all
-    processes are of one size: pairs that would not fill them are left out.
+    mean and spread of these pairs' rewards afterwards. Each pair counts once, whatever the batches and processes.
 
     Args:
         trainer: the trainer.
@@ -53,38 +55,25 @@ def judged_pairs(trainer: PairTrainer, pairs: Any, kind: str) -> HeldOutPairs:
             reference that were worked out beforehand are there.
         kind: preference or reward_model.
     """
-    processes = trainer.accelerator.num_processes
-    count, size = whole_batches(len(pairs), trainer.args.per_device_eval_batch_size, processes)
-    with _apart(trainer, pairs.select(range(count)), size), torch.random.fork_rng():
+    with _apart(trainer, pairs), torch.random.fork_rng():
         logged = trainer.evaluate(HELD_OUT)
     figures = {name: logged[f"eval_{name}"] for name in FIGURES[kind] if f"eval_{name}" in logged}
+    of_sources = tuple(f"eval_{name}/" for name in BY_SOURCE[kind])
+    figures |= {
+        name.removeprefix("eval_"): value for name, value in sorted(logged.items()) if name.startswith(of_sources)
+    }
     found = getattr(trainer, "calibration", None)
     curve = found and Reliability(found.confidence.tolist(), found.right.tolist(), found.pairs.tolist())
-    return HeldOutPairs(count, figures, curve)
-
-
-def whole_batches(pairs: int, size: int, processes: int) -> tuple[int, int]:
-    """How many pairs fill batches of one size on all processes, and that size.
-
-    Args:
-        pairs: how many there are.
-        size: most pairs of a batch.
-        processes: how many processes share them.
-    """
-    size = max(1, min(size, pairs // processes))
-    return pairs // (size * processes) * size * processes or pairs, size
+    return HeldOutPairs(len(pairs), figures, curve)
 
 
 @contextmanager
-def _apart(trainer: PairTrainer, pairs: Any, batch_size: int) -> Iterator[None]:
+def _apart(trainer: PairTrainer, pairs: Any) -> Iterator[None]:
     """An evaluation that is none of the run's: no callback, and so no log, progress or tracker, hears of it."""
-    handler, state, args = trainer.callback_handler, trainer.state, trainer.args
+    handler, state = trainer.callback_handler, trainer.state
     callbacks, history, sets = handler.callbacks, state.log_history, trainer.eval_dataset
-    usual_size = args.per_device_eval_batch_size
     handler.callbacks, state.log_history, trainer.eval_dataset = [], [], {HELD_OUT: pairs}
-    args.per_device_eval_batch_size = batch_size
     try:
         yield
     finally:
         handler.callbacks, state.log_history, trainer.eval_dataset = callbacks, history, sets
-        args.per_device_eval_batch_size = usual_size

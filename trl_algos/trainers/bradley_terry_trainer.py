@@ -1,6 +1,7 @@
 """`BradleyTerryTrainer`: TRL's `RewardTrainer` for reward models of preference pairs."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,8 +18,10 @@ from trl_algos.preference_rows import ID_SIDES, SIDES, SOURCE
 from trl_algos.trainers.packing.models import pack_classifier
 from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
+from trl_algos.trainers.preference.held_out_means import share_of_batch
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, HeldOutPairs, Scores, joined
 from trl_algos.trainers.preference.pairs import (
+    check_vocabulary,
     checked_pairs,
     image_columns,
     score_judge,
@@ -33,10 +36,12 @@ from trl_algos.trainers.preference.reward_head import (
     keep_heads_precise,
     loaded_tokenizer,
     trained_heads,
+    vocabulary_size,
     with_own_padding,
     with_trained_head,
 )
 from trl_algos.trainers.preference.sources import WithSources
+from trl_algos.trainers.preference.steps import CheckedSteps
 from trl_algos.trainers.processes import forget_evaluation
 from trl_algos.trainers.reward_models import forget_figures, known_figures
 
@@ -53,7 +58,7 @@ class PairCollator(DataCollatorForPreference):
         return output
 
 
-class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
+class BradleyTerryTrainer(ExactResume, HeldOutFigures, CheckedSteps, RewardTrainer):
     """Trains a reward model on preference pairs.
 
     Columns: `chosen` and `rejected`, with or without `prompt`, text or messages, or `chosen_ids` and `rejected_ids`;
@@ -81,6 +86,7 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
     """
 
     _signature_columns: Any
+    _look_at = "A score or a `margin` is NaN or infinite: lower `learning_rate`, or look at data and dtype."
 
     def __init__(
         self,
@@ -103,6 +109,7 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
         self.dropped_pairs: dict[str, dict[str, int]] = {}
         self._several: list[Scores] | None = None
         heads = trained_heads(model)
+        self._vocabulary = partial(vocabulary_size, model, args)  # before TRL has loaded the model
         super().__init__(
             model,
             args,
@@ -131,7 +138,9 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         tokenised = set(ID_SIDES) <= set(next(iter(dataset), {}))
         dataset = checked_pairs(dataset, dataset_name, ID_SIDES if tokenised else SIDES)
-        if not tokenised and not is_conversational(next(iter(dataset))):
+        if tokenised:
+            dataset = check_vocabulary(dataset, dataset_name, self._vocabulary())
+        elif not is_conversational(next(iter(dataset))):
             dataset = dataset.map(_ids, fn_kwargs={"tokenizer": processing_class})
         prepared = super()._prepare_dataset(dataset, processing_class, without_limit(args), dataset_name)
         judge = score_judge(args.max_length, processing_class.pad_token_id)
@@ -151,19 +160,32 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
         check_place(inputs, self.model.config.get_text_config().pad_token_id)
         _, outputs = super().compute_loss(model, inputs, return_outputs=True)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
-        loss = bradley_terry_loss(
+        if self.model.training:
+            loss = self._pair_loss(chosen, rejected, inputs.get("margin"), preference)
+            self._check_loss(loss)
+            if preference is not None:
+                self._count_better_sides(chosen, rejected, preference)
+        else:
+            share = share_of_batch(self.accelerator, len(chosen))
+            own: Any = [
+                column if column is None else column[: share.own or None]  # of no pair it would be NaN
+                for column in (chosen, rejected, inputs.get("margin"), preference)
+            ]
+            loss = self._pair_loss(*own)
+            self._keep_loss(loss, share)
+            self._held_out.add(chosen, rejected, preference, source, self.accelerator.gather_for_metrics)
+        return (loss, outputs) if return_outputs else loss
+
+    def _pair_loss(self, chosen: Tensor, rejected: Tensor, margin: Tensor | None, preference: Tensor | None) -> Tensor:
+        """0-d mean over pairs; arguments (B,), as of `bradley_terry_loss`."""
+        return bradley_terry_loss(
             chosen,
             rejected,
-            margin=inputs.get("margin"),
+            margin=margin,
             center_coef=self.args.center_rewards_coefficient,
             label_smoothing=self.args.label_smoothing,
             preference=preference,
         )
-        if self.model.training and preference is not None:
-            self._count_better_sides(chosen, rejected, preference)
-        if not self.model.training:
-            self._held_out.add(chosen, rejected, preference, source, self.accelerator.gather_for_metrics)
-        return (loss, outputs) if return_outputs else loss
 
     def _count_better_sides(self, chosen: Tensor, rejected: Tensor, preference: Tensor) -> None:
         """TRL's accuracy and margin of a batch, which take `chosen` for the better side, of the better side."""
@@ -188,17 +210,17 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, RewardTrainer):
             self._several = None
         return metrics
 
-    def _figures(self, scores: Scores) -> dict[str, float]:
+    def _figures(self, scores: Scores) -> dict[str, float | None]:
         """What the scores of one held-out set say; mean and spread of the rewards go into the model's config."""
         if self._several is not None:
             self._several.append(scores)
         mean, std = joined(self._several or [scores]).reward_mean_std()
         self.model.config.reward_mean, self.model.config.reward_std = mean, std
         own_mean, own_std = scores.reward_mean_std()
-        figures = {"reward_mean": own_mean, "reward_std": own_std, **scores.reward_range()}
-        self.calibration, margin = scores.calibration(), scores.margin()
-        if self.calibration is not None and margin is not None:
-            figures["margin"] = margin
+        figures: dict[str, float | None] = {"reward_mean": own_mean, "reward_std": own_std, **scores.reward_range()}
+        figures |= {"accuracy": None, "margin": scores.margin()}  # not TRL's, which count ties and take `chosen` first
+        self.calibration = scores.calibration()
+        if self.calibration is not None:
             figures |= {"accuracy": self.calibration.accuracy, "brier": self.calibration.brier}
             figures["calibration_error"] = self.calibration.ece
         for name, (accuracy, lead) in scores.by_source().items():

@@ -4,7 +4,6 @@ A mean of micro-batch means is not the mean, so sums and counts are kept apart u
 must record the same names in the same order.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -63,12 +62,13 @@ class StepMetrics:
         self._samples.setdefault(name, []).append(values.detach().float())
 
     def flush(self, accelerator: Accelerator) -> dict[str, float]:
-        """Reduce over ranks, forget everything, and return name -> value; NaN for a mean over nothing."""
+        """Reduce over ranks, forget everything, and return name -> value; without means over nothing."""
         result: dict[str, float] = {}
         if self._sums:
             sums = accelerator.reduce(torch.stack(list(self._sums.values())), reduction="sum").tolist()
             for name, (total, count) in zip(self._sums, sums, strict=True):
-                result[name] = self._finished(name, total, count, accelerator.num_processes)
+                if count or name in self._counts | self._losses:
+                    result[name] = self._finished(name, total, count, accelerator.num_processes)
         if self._lowest:
             lowest = accelerator.gather(torch.stack(list(self._lowest.values()))[None]).amin(0).tolist()
             for name, value in zip(self._lowest, lowest, strict=True):
@@ -83,7 +83,7 @@ class StepMetrics:
             return total / ranks
         if name in self._counts:
             return total
-        return total / count if count else math.nan
+        return total / count
 
     def _add(self, name: str, value: Tensor, count: Tensor) -> None:
         pair = torch.stack([value, count])
@@ -91,7 +91,7 @@ class StepMetrics:
 
 
 def _quantiles(accelerator: Accelerator, values: Tensor) -> dict[str, float]:
-    """Quantiles of the values of all ranks; empty ranks are allowed, NaN where all are empty."""
+    """Quantiles of the values of all ranks; empty ranks are allowed, none where all are empty."""
     stride = -(-values.numel() // SAMPLES_PER_RANK) or 1
     values = values[::stride]
     if accelerator.num_processes > 1:
@@ -100,7 +100,7 @@ def _quantiles(accelerator: Accelerator, values: Tensor) -> dict[str, float]:
         values = accelerator.gather(accelerator.pad_across_processes(values, dim=0, pad_index=torch.nan))
         values = values[~values.isnan()]
     if values.numel() == 0:
-        return dict.fromkeys([*QUANTILES, "min", "max"], torch.nan)
+        return {}
     points = torch.quantile(values, values.new_tensor([*QUANTILES.values(), 0.0, 1.0])).tolist()
     return dict(zip([*QUANTILES, "min", "max"], points, strict=True))
 

@@ -35,11 +35,13 @@ from trl_algos.core import (
 )
 from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
-from trl_algos.trainers.checkpoint_states import check_states, warn_of_new_optimizer
+from trl_algos.trainers.best_metric import check_best_metric
+from trl_algos.trainers.checkpoint_states import check_states, warn_of_lost_states
 from trl_algos.trainers.dropout import disable_functional_dropout
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
 from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
 from trl_algos.trainers.entropy import entropy_bonus
+from trl_algos.trainers.finite import check_grad_norm
 from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import Skipped, StepMetrics
@@ -48,7 +50,7 @@ from trl_algos.trainers.packing.rules import has_rotary_positions
 from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.processes import evaluating, forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
-from trl_algos.trainers.recording import check_grad_norm, record_rollout, record_step
+from trl_algos.trainers.recording import record_rollout, record_step
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
 from trl_algos.trainers.reward_checks import checked_reward
 from trl_algos.trainers.reward_models import RewardScale, reward_scale, with_adapters_loaded
@@ -593,6 +595,10 @@ class PolicyTrainer(GRPOTrainer):
         check_grad_norm(self, norm, "policy")
         return norm
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        check_best_metric(self.args, metrics)
+        return super()._determine_best_metric(metrics, trial)
+
     def append_metrics(self, values: dict[str, float]) -> None:
         """Keep metrics until TRL logs their mean."""
         for name, value in values.items():
@@ -620,6 +626,6 @@ class PolicyTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            warn_of_new_optimizer(Path(checkpoint))
+            warn_of_lost_states(Path(checkpoint), self.args.world_size)
             kl_control.load_state(self.kl_controller, Path(checkpoint))
             load_state(self, Path(checkpoint))

@@ -46,11 +46,12 @@ from trl_algos.trainers.critic.scoring import (
     values_with_old_logps,
 )
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
+from trl_algos.trainers.finite import check_grad_norm
 from trl_algos.trainers.packing.models import pack_trunk
 from trl_algos.trainers.packing.rules import has_rotary_positions
 from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.policy_trainer import PolicyTrainer
-from trl_algos.trainers.recording import check_grad_norm, finish_step
+from trl_algos.trainers.recording import finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
 from trl_algos.trainers.sampling.old_logps import lacks_old_logps
 

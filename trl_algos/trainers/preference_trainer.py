@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from trl_algos.preference_rows import SOURCE
 from trl_algos.trainers.packing.models import pack_language_model
 from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.preference.adapters import refuse_adapter_path
-from trl_algos.trainers.preference.held_out_means import over_all_pairs
+from trl_algos.trainers.preference.held_out_means import over_all_pairs, own_pairs, share_of_batch
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, Scores
 from trl_algos.trainers.preference.pairs import (
     checked_pairs,
@@ -29,10 +29,11 @@ from trl_algos.trainers.preference.pairs import (
 from trl_algos.trainers.preference.precomputing import precomputing
 from trl_algos.trainers.preference.resuming import ExactResume
 from trl_algos.trainers.preference.sources import WithSources
+from trl_algos.trainers.preference.steps import CheckedSteps
 from trl_algos.trainers.processes import forget_evaluation
 
 
-class PreferenceTrainer(ExactResume, HeldOutFigures, DPOTrainer):
+class PreferenceTrainer(ExactResume, HeldOutFigures, CheckedSteps, DPOTrainer):
     """Trains a policy on preference pairs by the row that `args.algorithm` names.
 
     The loss is TRL's, but for the likelihood of the chosen completions, which TRL averages over the micro-batch:
@@ -111,10 +112,18 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, DPOTrainer):
         self._packed = True
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
-        source = inputs.pop(SOURCE, None)
-        pairs = len(inputs["input_ids"]) // 2
-        with nullcontext() if self.model.training else over_all_pairs(self, pairs):
-            return self._loss(model, inputs, return_outputs, source)
+        if self.model.training:
+            result = self._loss(model, inputs, return_outputs, inputs.pop(SOURCE, None))
+            self._check_loss(result[0] if return_outputs else result)
+            return result
+        share = share_of_batch(self.accelerator, len(inputs["input_ids"]) // 2)
+        # Logits are gathered by transformers, and pixels do not lie in rows of pairs.
+        if share.own < share.size and not return_outputs and "pixel_values" not in inputs:
+            inputs = own_pairs(inputs, share)
+        with over_all_pairs(self, share):
+            result = self._loss(model, inputs, return_outputs, inputs.pop(SOURCE, None))
+        self._keep_loss(result[0] if return_outputs else result, share)
+        return result
 
     def _loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool, source: Tensor | None) -> Any:
         if not self.args.nll_coef and (source is None or self.model.training):
@@ -139,8 +148,8 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, DPOTrainer):
         chosen, rejected = (self.beta * (policy - (torch.cat(known) if known else passes[0]))).chunk(2)
         self._held_out.add(chosen, rejected, None, source, self.accelerator.gather_for_metrics)
 
-    def _figures(self, scores: Scores) -> dict[str, float]:
-        figures: dict[str, float] = {}
+    def _figures(self, scores: Scores) -> dict[str, float | None]:
+        figures: dict[str, float | None] = {}
         for name, (accuracy, margin) in scores.by_source(equal=0.0).items():  # TRL's, too, asks for a higher reward
             figures |= {f"rewards/accuracies/{name}": accuracy, f"rewards/margins/{name}": margin}
         return figures

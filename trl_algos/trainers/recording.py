@@ -4,15 +4,17 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trl_algos.core import PolicyLoss, masked_mean
 from trl_algos.core.ratios import importance_log_ratio
+from trl_algos.trainers.finite import check_loss
 from trl_algos.trainers.metrics import record_loss, record_ratios, record_skipped, rollout_metrics
 from trl_algos.trainers.rollout import Rollout, Scores
 
 if TYPE_CHECKING:
     from trl_algos.trainers.policy_trainer import PolicyTrainer
+
+_LOOK_AT = "A log-prob of a trained token is NaN or infinite: lower `learning_rate`, or look at the model's dtype."
 
 
 def record_rollout(trainer: "PolicyTrainer", rollout: Rollout, advantages: Tensor) -> None:
@@ -63,33 +65,8 @@ def finish_step(trainer: "PolicyTrainer", values: dict[str, float]) -> None:
     trainer.append_metrics(values)
     if not trainer.model.training:
         return
-    if not math.isfinite(total_loss):
-        names = ("policy_loss", "value/loss", "kl", "entropy")
-        parts = ", ".join(f"{name} {values[name]:.4g}" for name in names if name in values)
-        raise FloatingPointError(
-            f"The loss of step {trainer.state.global_step + 1} is {total_loss} ({parts}); the weights were not "
-            "updated. A log-prob of a trained token is NaN or infinite: lower `learning_rate`, or look at the "
-            "model's dtype."
-        )
+    names = ("policy_loss", "value/loss", "kl", "entropy")
+    parts = ", ".join(f"{name} {values[name]:.4g}" for name in names if name in values)
+    check_loss(trainer, total_loss, _LOOK_AT, parts)
     if kl_per_sequence is not None and sequences:
         trainer._update_kl_controller(kl_per_sequence, round(sequences))
-
-
-def check_grad_norm(trainer: "PolicyTrainer", norm: Any, of: str) -> None:
-    """Stop before a step on gradients that are not finite, which clipping would turn into 0 or NaN.
-
-    A scaler of float16 skips such steps, and DeepSpeed has stepped by now.
-
-    Args:
-        trainer: in an optimizer step.
-        norm: of the gradients before they were clipped, over all ranks.
-        of: whose gradients they are, for the message.
-    """
-    if trainer.accelerator.scaler is not None or trainer.is_deepspeed_enabled:
-        return
-    value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    if not math.isfinite(value):
-        raise FloatingPointError(
-            f"The norm of the {of}'s gradients in step {trainer.state.global_step + 1} is {value}; the weights were "
-            "not updated. The loss itself is finite: look at the model's dtype, or lower the learning rate."
-        )

@@ -1,5 +1,6 @@
 """The passes of an optimizer step in a trainer: how many there are, and what they compute."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -125,7 +126,12 @@ def test_nothing_to_learn_is_one_token(tmp_path: Any) -> None:
     (batch,) = trainer.passes
     assert batch["prompt_ids"].shape == batch["completion_ids"].shape == (1, 1)
     assert trainer.state.log_history[0]["policy_loss"] == 0.0
-    assert trainer.state.log_history[0]["policy/skipped_rows"] == 1.0
+    logged = trainer.state.log_history[0]
+    assert logged["policy/skipped_rows"] == 1.0
+    assert logged["policy/effective_tokens"] == 0.0
+    # Means and quantiles over the rows that are computed, of which there are none.
+    assert not {"entropy", "policy/approx_kl", "policy/ratio/p50", "clip_ratio/high_mean"} & logged.keys()
+    assert all(math.isfinite(value) for value in logged.values())
 
 
 def test_the_first_pass_gives_the_old_log_probs(tmp_path: Any) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trl_algos.core import PairCalibration, pair_calibration
+from trl_algos.trainers.preference.held_out_means import Share
 from trl_algos.trainers.preference.sources import source_codes, source_names
 from trl_algos.trainers.processes import evaluating
 
@@ -121,21 +122,30 @@ class HeldOutFigures:
     """
 
     _metrics: Any
+    accelerator: Any
     model: Any
     _metric_prefix = "eval"
+    _loss_sum, _loss_pairs = 0.0, 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._held_out = HeldOutPairs()
         super().__init__(*args, **kwargs)
 
-    def _figures(self, scores: Scores) -> dict[str, float]:
-        """Name -> figure, of the scores of one held-out set."""
+    def _figures(self, scores: Scores) -> dict[str, float | None]:
+        """Name -> figure, of the scores of one held-out set; None for one that these pairs do not have."""
         raise NotImplementedError
+
+    def _keep_loss(self, loss: Tensor, share: Share) -> None:
+        """Count the 0-d mean loss of the pairs of a batch that are this process's own."""
+        own = loss.detach().float() * share.own if share.own else torch.zeros_like(loss.detach(), dtype=torch.float)
+        self._loss_sum += self.accelerator.reduce(own, reduction="sum").item()
+        self._loss_pairs += share.total
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         """TRL's evaluation, before training, too, whatever the backend, and what `log` adds to it."""
         self._metric_prefix = metric_key_prefix
         self._held_out.take()
+        self._loss_sum, self._loss_pairs = 0.0, 0
         with evaluating(self):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # type: ignore[misc]
 
@@ -144,7 +154,12 @@ class HeldOutFigures:
         if not self.model.training:
             metrics, scores = self._metrics["eval"], self._held_out.take()
             if scores is not None:
-                metrics.update({name: [value] for name, value in self._figures(scores).items()})
+                for name, value in self._figures(scores).items():
+                    metrics.pop(name, None)
+                    metrics.update({} if value is None else {name: [value]})
+            loss = f"{self._metric_prefix}_loss"
+            if loss in logs and self._loss_pairs:  # transformers' has the pairs that fill up the last batch in it
+                logs[loss] = self._loss_sum / self._loss_pairs
             if self._metric_prefix != "eval" and metrics:
                 logs.update({f"{self._metric_prefix}_{name}": sum(v) / len(v) for name, v in metrics.items()})
                 metrics.clear()

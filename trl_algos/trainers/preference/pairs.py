@@ -9,7 +9,7 @@ from typing import Any
 from datasets import IterableDataset
 
 from trl_algos.errors import ConfigError, counted
-from trl_algos.preference_rows import NUMBERS, SIDES, SOURCE, row_problem
+from trl_algos.preference_rows import ID_SIDES, NUMBERS, SIDES, SOURCE, kind_of_side, row_problem
 
 _SHOWN = 3
 
@@ -41,19 +41,72 @@ def checked_pairs(dataset: Any, name: str, sides: tuple[str, str] = SIDES) -> An
         )
     if not len(dataset):
         raise ConfigError([f"`{name}` data has no rows."])
-    found = ((place, row_problem(row, sides)) for place, row in enumerate(dataset.select_columns(columns)))
-    problems = [f"`{name}` data, row {place}: {problem}" for place, problem in found if problem]
-    if problems:
-        more = len(problems) - _SHOWN
-        raise ConfigError([*problems[:_SHOWN], *([f"... and {counted(more, 'more row')}."] if more > 0 else [])])
+    found = ((place, _problem(row, sides)) for place, row in enumerate(dataset.select_columns(columns)))
+    _refuse(name, [(place, problem) for place, problem in found if problem])
     return dataset
 
 
 def _checked_row(row: dict[str, Any], place: int, name: str, sides: tuple[str, str]) -> dict[str, Any]:
+    problem = _problem(row, sides)
+    if problem:
+        _refuse(name, [(place, problem)])
+    return row
+
+
+def _problem(row: Mapping[str, Any], sides: tuple[str, str]) -> str | None:
+    """What keeps a row from being a pair with `sides` of the kind that their names say, or None."""
     problem = row_problem(row, sides)
     if problem:
-        raise ConfigError([f"`{name}` data, row {place}: {problem}"])
+        return problem
+    kinds = {key: kind_of_side(row[key]) for key in (*sides, *(("prompt",) if "prompt" in row else ()))}
+    if sides == ID_SIDES:
+        wrong = [key for key in sides if kinds[key] != "token ids"]
+        return f"`{wrong[0]}` must be token ids, but is {kinds[wrong[0]]}." if wrong else None
+    wrong = [key for key, kind in kinds.items() if kind == "token ids"]
+    return (
+        f"`{wrong[0]}` has token ids or is empty, but must be text or a list of messages; a reward model takes token "
+        f"ids as `{'` and `'.join(ID_SIDES)}`."
+        if wrong
+        else None
+    )
+
+
+def check_vocabulary(dataset: Any, name: str, size: int) -> Any:
+    """The data set with `ID_SIDES`, once every id is one of the vocabulary; a stream is checked as it is read.
+
+    Args:
+        dataset: rows with token ids.
+        name: what the user calls it.
+        size: of the vocabulary.
+
+    Raises:
+        ConfigError: an id is none of the model's tokens; names the first rows.
+    """
+    if isinstance(dataset, IterableDataset):
+        return dataset.map(_in_vocabulary, with_indices=True, fn_kwargs={"name": name, "size": size})
+    found = ((place, _id_problem(row, size)) for place, row in enumerate(dataset.select_columns(list(ID_SIDES))))
+    _refuse(name, [(place, problem) for place, problem in found if problem])
+    return dataset
+
+
+def _in_vocabulary(row: dict[str, Any], place: int, name: str, size: int) -> dict[str, Any]:
+    problem = _id_problem(row, size)
+    if problem:
+        _refuse(name, [(place, problem)])
     return row
+
+
+def _id_problem(row: Mapping[str, Any], size: int) -> str | None:
+    wrong = [(key, token) for key in ID_SIDES for token in row[key] if not 0 <= token < size]
+    return f"`{wrong[0][0]}` has token {wrong[0][1]}, but the model has tokens 0 to {size - 1}." if wrong else None
+
+
+def _refuse(name: str, problems: list[tuple[int, str]]) -> None:
+    """Raise `ConfigError` where there are problems (place of the row, what it has), naming the first."""
+    if problems:
+        more = len(problems) - _SHOWN
+        told = [f"`{name}` data, row {place}: {problem}" for place, problem in problems[:_SHOWN]]
+        raise ConfigError([*told, *([f"... and {counted(more, 'more row')}."] if more > 0 else [])])
 
 
 def teaching_pairs(dataset: Any, name: str, judge: Judge, warn: bool) -> tuple[Any, Counter[str]]:
@@ -95,6 +148,19 @@ def _counting(judge: Judge, dropped: Counter[str]) -> Callable[[Mapping[str, Any
         return verdict is None
 
     return keeps
+
+
+def nothing_left(name: str, dropped: Mapping[str, int]) -> str:
+    """Message for data that give no batch to train on.
+
+    Args:
+        name: what the user calls them.
+        dropped: reason -> number of pairs that a stream has dropped for it.
+    """
+    if not dropped:
+        return f"`{name}` data fill no batch to train on."
+    total = counted(sum(dropped.values()), "pair")
+    return f"`{name}` data: {total} dropped as the stream was read ({_reasons(dropped)}). Nothing is left to train on."
 
 
 def warn_of_dropped(name: str, dataset: Any, dropped: Mapping[str, int]) -> None:

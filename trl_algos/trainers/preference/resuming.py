@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_algos.trainers.checkpoint_states import check_states, warn_of_new_optimizer
+from trl_algos.trainers.checkpoint_states import check_states, warn_of_lost_states
 
 
 class ExactResume:
@@ -39,7 +39,7 @@ class ExactResume:
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         if checkpoint is not None:
-            warn_of_new_optimizer(Path(checkpoint))
+            warn_of_lost_states(Path(checkpoint), self.args.world_size)
             if self._counts_for_us:
                 self._total_train_tokens = self.state.num_input_tokens_seen
 

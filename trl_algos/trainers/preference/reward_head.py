@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from peft import TaskType
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from trl_algos.core import last_token_index
 from trl_algos.errors import ConfigError
@@ -19,6 +19,15 @@ def loaded_tokenizer(model: Any, args: Any) -> Any:
     revision = (args.model_init_kwargs or {}).get("revision") if isinstance(model, str) else None
     name = model if isinstance(model, str) else model.config._name_or_path
     return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=args.trust_remote_code)
+
+
+def vocabulary_size(model: Any, args: Any) -> int:
+    """How many tokens a model has an embedding for; of a path what its config says."""
+    if not isinstance(model, str):
+        return int(model.get_input_embeddings().weight.shape[0])
+    revision = (args.model_init_kwargs or {}).get("revision")
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=args.trust_remote_code)
+    return int(config.get_text_config().vocab_size)
 
 
 def with_own_padding(tokenizer: Any) -> Any:
