@@ -43,10 +43,12 @@ from trl_algos.trainers.critic.scoring import (
     value_mask,
     values_alone,
 )
-from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
+from trl_algos.trainers.critic.sharded import backend_problems, forget_policy
 from trl_algos.trainers.policy_trainer import PolicyTrainer
+from trl_algos.trainers.processes import is_sharded
 from trl_algos.trainers.recording import check_grad_norm, finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
+from trl_algos.trainers.window.rows import may_be_trimmed
 
 FORMER_ARGUMENTS = {
     "ref_model": "the reference is `model` as it starts, wherever `beta` is above 0: leave it out",
@@ -83,6 +85,7 @@ class PPOTrainer(PolicyTrainer):
         if problems:
             raise ConfigError(problems)
         self.critic: Critic = make_critic(self)
+        self.trims_prompts &= may_be_trimmed(getattr(self.critic, "trunk", self.model))
         # TRL draws and samples by this attribute; who sits out which passes is in `learners`.
         self.num_iterations = max(args.num_iterations, int(args.critic_num_iterations or 0))
         self.learners = Learners()
