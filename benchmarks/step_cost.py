@@ -394,9 +394,9 @@ process on the same rows, and end at the same weights.
 
 *computed*: tokens that go through a trunk, for each real one that the first side's passes hold. Below 1: the last
 token of a row is never needed, a prompt is computed once for its completions, and the first training pass gives the
-old log-probs. *operations*: floating point, of matrix products and attention. *CPU*: processor time of a step to the first
-side's, all timed turns together, then the median and range of the pairs. *peak*: memory beyond what is held when the
-step begins, in MiB and to the first side's. Tokens, operations and peak are of one generation, CPU of the others.
+old log-probs. *operations*: floating point, of matrix products and attention. *CPU*: processor time of a step
+to the first side's, all timed turns together, then the median and range of the pairs. *peak*: memory beyond what is
+held when the step begins, in MiB and to the first side's. Tokens, operations and peak are of one generation, CPU of the others.
 """
 COLUMNS = "| side | real | computed | operations | CPU s | CPU | of a pair | peak | to the first |"
 
