@@ -365,21 +365,20 @@ def generation(folder: Path) -> dict[str, dict[str, float]]:
         )
         trainer.rollout_func, trainer.reward_funcs[:] = None, [right_first_token]
         calls: list[tuple[float, int]] = []
-        inner = trainer._generate
+        inner = trainer._generate_single_turn
 
-        def timed(prompts: Any, inner: Any = inner, calls: Any = calls) -> Any:
+        def timed(*args: Any, inner: Any = inner, calls: Any = calls) -> Any:
             start = time.process_time()
-            found = inner(prompts)
-            calls.append((time.process_time() - start, sum(map(len, found[1]))))
+            found = inner(*args)
+            calls.append((time.process_time() - start, sum(map(len, found[0]))))
             return found
 
-        trainer._generate = timed
+        trainer._generate_single_turn = timed
         trainer.train()
-        made = [(seconds, tokens) for seconds, tokens in calls if seconds > 1e-2]  # not what was found before
         figures[name] = {
-            "tokens_per_second": sum(t for _, t in made) / sum(s for s, _ in made),
-            "rounds_per_step": len(made) / steps,
-            "tokens_per_step": sum(t for _, t in made) / steps,
+            "tokens_per_second": sum(t for _, t in calls) / sum(s for s, _ in calls),
+            "rounds_per_step": len(calls) / steps,
+            "tokens_per_step": sum(t for _, t in calls) / steps,
         }
     return figures
 
@@ -396,7 +395,8 @@ process on the same rows, and end at the same weights.
 token of a row is never needed, a prompt is computed once for its completions, and the first training pass gives the
 old log-probs. *operations*: floating point, of matrix products and attention. *CPU*: processor time of a step
 to the first side's, all timed turns together, then the median and range of the pairs. *peak*: memory beyond what is
-held when the step begins, in MiB and to the first side's. Tokens, operations and peak are of one generation, CPU of the others.
+held when the step begins, in MiB and to the first side's. Tokens, operations and peak are of one generation, CPU of
+the others.
 """
 COLUMNS = "| side | real | computed | operations | CPU s | CPU | of a pair | peak | to the first |"
 
