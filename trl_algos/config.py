@@ -224,12 +224,9 @@ class PolicyConfig(GRPOConfig):
             "a pass of its own, where a batch is one optimizer step."
         },
     )
-    padding_free: bool | None = field(
-        default=False,
-        metadata={
-            "help": "Whether log-probs are computed on real tokens alone: true refuses a model where that is not "
-            "exact, null keeps to padded rows there, false does so everywhere. Not with a critic."
-        },
+    padding_free: bool | None = _unset(
+        "Whether log-probs are computed on real tokens alone: unset wherever that is exact, true to refuse a model "
+        "where it is not, false for padded rows. Not with a critic."
     )
     share_prompts: bool | None = _unset(
         "Without padding: whether what rows of a micro-batch have in common at their beginning is computed once. "
