@@ -102,7 +102,7 @@ OURS: dict[str, dict[str, Any]] = {
     "padded": {"padding_free": False},
     "as TRL splits it": {"padding_free": False, "regroup_micro_batches": False, "skip_idle_rows": False},
 }
-"""Side -> its settings. "ours" is all of it, with old log-probs from the first pass."""
+"""Side -> its settings. "ours" is all of it; it and "padded" take old log-probs from the first pass."""
 
 CASES = {
     "main": Case("GRPO", size=LARGE, turns=4, sides=("padded", "packed", "shared prompts", "ours")),

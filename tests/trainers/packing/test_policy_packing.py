@@ -99,7 +99,10 @@ def test_real_tokens_alone_are_computed_unless_told(model_folder):
     [
         ({"algorithm": "ppo", "padding_free": True}, "`padding_free`: True has no meaning with a critic"),
         ({"algorithm": "ppo", "share_prompts": True}, "`share_prompts`: True is not used with a critic"),
-        ({"share_prompts": False, "padding_free": False}, "`share_prompts`: False is not used with `padding_free` false"),
+        (
+            {"share_prompts": False, "padding_free": False},
+            "`share_prompts`: False is not used with `padding_free` false",
+        ),
         ({"padding_free": "auto"}, "`padding_free`: 'auto' must be true, false or null"),
     ],
 )
