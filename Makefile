@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart rlhf test test-all lint types format check clean
+.PHONY: help setup quickstart rlhf bench test test-all lint types format check clean
 
 help:
 	@echo "make quickstart   set up, then train the bundled model on arithmetic (a few minutes on a CPU)"
 	@echo "make rlhf         set up, then the path from pairs to policies on a CPU: reward model, PPO and GRPO, DPO"
+	@echo "make bench        set up, then measure an optimizer step beside TRL's (about ten minutes of one core)"
 	@echo "make test         set up, then run the tests"
 	@echo "make check        lint, types and tests, as CI does"
 	@echo "make lint | types | format"
@@ -30,6 +31,9 @@ quickstart: setup
 RLHF := 1_reward_model 2_ppo 2_grpo dpo
 rlhf: setup
 	for stage in $(RLHF); do $(LAUNCH) -m trl_algos train recipes/rlhf_arithmetic/$$stage.yaml || exit 1; done
+
+bench: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step_cost.py
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests

@@ -32,7 +32,7 @@ SIDES: dict[str, dict[str, Any]] = {
 """Name -> what is trained."""
 
 
-def random_model(folder: Path, hidden: int, layers: int, vocabulary: int) -> str:
+def random_model(folder: Path, hidden: int, layers: int, vocabulary: int, positions: int = PROMPT + COMPLETION) -> str:
     """Write a Llama with random weights and the bundled tokenizer into `folder`."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -41,7 +41,7 @@ def random_model(folder: Path, hidden: int, layers: int, vocabulary: int) -> str
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=hidden // 64,
-        max_position_embeddings=PROMPT + COMPLETION,
+        max_position_embeddings=positions,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,

@@ -224,12 +224,9 @@ class PolicyConfig(GRPOConfig):
             "a pass of its own, where a batch is one optimizer step."
         },
     )
-    padding_free: bool | None = field(
-        default=False,
-        metadata={
-            "help": "Whether log-probs are computed on real tokens alone: true refuses a model where that is not "
-            "exact, null keeps to padded rows there, false does so everywhere."
-        },
+    padding_free: bool | None = _unset(
+        "Whether log-probs and values are computed on real tokens alone: unset wherever that is exact and there is no "
+        "critic, true with a critic, too, and to refuse a model where it is not exact, false for padded rows."
     )
     share_prompts: bool | None = _unset(
         "Without padding: whether what rows of a micro-batch have in common at their beginning is computed once. "

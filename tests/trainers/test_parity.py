@@ -173,7 +173,10 @@ def loss_and_gradients(trainer: GRPOTrainer, inputs: dict[str, Tensor]) -> tuple
 
 
 def assert_same_loss(ours: PolicyTrainer, trls: GRPOTrainer, inputs: dict[str, Tensor]) -> float:
-    """The loss, after the check that both have the same loss and gradients to 1e-6."""
+    """The loss, after the check that both have the same loss to 1e-6 and the same gradients to 3e-6.
+
+    Ours computes real tokens alone, so that sums are taken in another order.
+    """
     expected, expected_gradients = loss_and_gradients(trls, inputs)
     windowed = dict(inputs)
     ours._set_divisors([windowed])
@@ -183,7 +186,7 @@ def assert_same_loss(ours: PolicyTrainer, trls: GRPOTrainer, inputs: dict[str, T
     assert gradients.keys() == expected_gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(
-            gradient, expected_gradients[name], rtol=1e-6, atol=1e-6, msg=lambda m, n=name: n + m
+            gradient, expected_gradients[name], rtol=1e-6, atol=3e-6, msg=lambda m, n=name: n + m
         )
     return loss.item()
 

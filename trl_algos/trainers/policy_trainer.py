@@ -46,7 +46,6 @@ from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import Skipped, StepMetrics
 from trl_algos.trainers.packing.models import pack_language_model
-from trl_algos.trainers.packing.rules import has_rotary_positions
 from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.processes import evaluating, forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
@@ -76,6 +75,8 @@ from trl_algos.trainers.sampling.state import load_state, save_state
 from trl_algos.trainers.window.arrangement import Passes, arranged
 from trl_algos.trainers.window.first_pass import deferring_old_logps, fill_old_logps, keep_old_logps
 from trl_algos.trainers.window.passes import backward, without_exchange
+from trl_algos.trainers.window.rows import Batch, may_be_trimmed, split_rows, whole_rows
+from trl_algos.trainers.window.scoring import scored_in_parts
 
 
 class PolicyTrainer(GRPOTrainer):
@@ -162,11 +163,16 @@ class PolicyTrainer(GRPOTrainer):
         if self.ref_model is not None:
             models["ref_model"] = self.accelerator.unwrap_model(self.ref_model)
         pack = partial(pack_language_model, share=shares)
-        packed = start_packing(self, self.args.padding_free, pack, models)
-        self.packs = "model" in packed
+        packed = start_packing(self, self.wants_packing, pack, models)
+        self.packs, self.packs_reference = "model" in packed, "ref_model" in packed
         self.shares_prompts = self.packs and shares
-        # Learned positions are counted from the first column: without its padding a row would be another one.
-        self.trims_prompts = self.packs or has_rotary_positions(self.model.config)
+        self.trims_prompts = self.packs or may_be_trimmed(self.model)
+
+    @property
+    def wants_packing(self) -> bool | None:
+        """`padding_free`; unset means no with a critic, whose packing was tried with no backend that shards."""
+        unset = self.args.padding_free is None
+        return False if unset and "critic" in self.needs else self.args.padding_free
 
     @property
     def scores_with_values(self) -> bool:
@@ -481,14 +487,31 @@ class PolicyTrainer(GRPOTrainer):
         return completion_ids, logprobs
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        **others: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         if self._defers_old_logps:  # the first pass of TRL's method for a batch just generated
             self._defers_old_logps = False
             return torch.full((len(input_ids), logits_to_keep), torch.nan, device=input_ids.device), None, None
-        return super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-        )
+        tokens, score = (input_ids, attention_mask), super()._get_per_token_logps_and_entropies
+        asks_more = any(value is not None and value is not False for value in others.values())  # images, balance
+        if batch_size is None or asks_more or torch.is_grad_enabled() or not self.args.regroup_micro_batches:
+            return score(model, *tokens, logits_to_keep, batch_size, compute_entropy, **others)
+
+        def figures(part: Batch) -> list[Tensor]:
+            width = part["completion_ids"].shape[1]
+            logps, entropies, _ = score(model, *whole_rows(part), width, compute_entropy=compute_entropy)
+            return [logps, entropies] if compute_entropy else [logps]
+
+        packs = self.packs_reference if model is self.ref_model else self.packs
+        found = scored_in_parts(self, split_rows(*tokens, logits_to_keep), batch_size, packs, figures)
+        return found[0], found[1] if compute_entropy else None, None
 
     # 3. Loss
 
@@ -550,8 +573,7 @@ class PolicyTrainer(GRPOTrainer):
         """Log-probs and entropies of the completion tokens, with the MoE loss or the logits where they are needed."""
         if self.charges_kl_to == "loss" and self.args.kl_estimator == "full":
             return score_with_logits(self, model, inputs)
-        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        input_ids, attention_mask = whole_rows(inputs)
         logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
             model,
             input_ids,

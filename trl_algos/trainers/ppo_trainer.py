@@ -45,15 +45,16 @@ from trl_algos.trainers.critic.scoring import (
     values_alone,
     values_with_old_logps,
 )
-from trl_algos.trainers.critic.sharded import backend_problems, forget_policy, is_sharded
+from trl_algos.trainers.critic.sharded import backend_problems, forget_policy
 from trl_algos.trainers.finite import check_grad_norm
 from trl_algos.trainers.packing.models import pack_trunk
-from trl_algos.trainers.packing.rules import has_rotary_positions
 from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.policy_trainer import PolicyTrainer
+from trl_algos.trainers.processes import is_sharded
 from trl_algos.trainers.recording import finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
 from trl_algos.trainers.sampling.old_logps import lacks_old_logps
+from trl_algos.trainers.window.rows import may_be_trimmed
 
 FORMER_ARGUMENTS = {
     "ref_model": "the reference is `model` as it starts, wherever `beta` is above 0: leave it out",
@@ -101,8 +102,8 @@ class PPOTrainer(PolicyTrainer):
         if not isinstance(self.critic, SeparateCritic):
             return
         pack = partial(pack_trunk, share=self.args.share_prompts is not False)
-        packed = start_packing(self, self.args.padding_free, pack, {"critic": self.critic.trunk})
-        if not packed and not has_rotary_positions(self.critic.trunk.config):
+        packed = start_packing(self, self.wants_packing, pack, {"critic": self.critic.trunk})
+        if not packed and not may_be_trimmed(self.critic.trunk):
             self.trims_prompts = False
 
     def _open_window(self, batches: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation before training, on several processes."""
+"""What backends that spread a model over processes ask for: evaluation before training, and who owns the weights."""
 
 import copy
 from collections.abc import Iterator
@@ -9,6 +9,11 @@ import torch
 from accelerate import DistributedType
 
 _BY_DDP = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+def is_sharded(trainer: Any) -> bool:
+    """Whether a backend owns parameters and checkpoints; under DDP none does."""
+    return bool(trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
 
 
 @contextmanager

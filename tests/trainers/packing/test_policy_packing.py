@@ -86,17 +86,25 @@ def test_runs_end_at_the_same_weights(case, model_folder):
     assert fewer.tokens < (0.8 if case == "rows apart" else 0.6) * all_tokens.tokens
 
 
-def test_rows_stay_padded_unless_told(model_folder):
+def test_real_tokens_alone_are_computed_unless_told(model_folder):
+    assert PolicyConfig(use_cpu=True, bf16=False).padding_free is None
+    assert run(model_folder, None, max_steps=1)[0].packs
     trainer, _ = run(model_folder, False, max_steps=1)
-    assert PolicyConfig(use_cpu=True, bf16=False).padding_free is False
+    assert not trainer.packs
     assert trainer.model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm": "ppo", "share_prompts": True}, "`share_prompts`: True is not used with `padding_free` false"),
-        ({"share_prompts": False}, "`share_prompts`: False is not used with `padding_free` false"),
+        (
+            {"algorithm": "ppo", "share_prompts": True, "padding_free": False},
+            "`share_prompts`: True is not used with `padding_free` false",
+        ),
+        (
+            {"share_prompts": False, "padding_free": False},
+            "`share_prompts`: False is not used with `padding_free` false",
+        ),
         ({"padding_free": "auto"}, "`padding_free`: 'auto' must be true, false or null"),
     ],
 )

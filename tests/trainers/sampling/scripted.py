@@ -98,15 +98,15 @@ class Script:
         return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None}
 
     def _record(self) -> None:
-        original = self.trainer._compute_loss
+        original = self.trainer._open_window
 
-        def spy(model: Any, inputs: dict[str, Any]) -> Tensor:
-            if model.training:
-                kept = {name: value.clone() for name, value in inputs.items() if isinstance(value, Tensor)}
+        def spy(batches: list[Any]) -> None:
+            original(batches)
+            for batch in self.trainer._window:
+                kept = {name: value.clone() for name, value in batch.items() if isinstance(value, Tensor)}
                 self.batches.append(kept | {"step": torch.tensor(self.trainer.state.global_step)})
-            return original(model, inputs)
 
-        self.trainer._compute_loss = spy
+        self.trainer._open_window = spy
 
     def train(self, **options: Any) -> "Script":
         self.trainer.train(**options)

@@ -107,7 +107,7 @@ def test_rows_with_a_kl_are_computed(tmp_path: Any, model_folder: str) -> None:
 
 
 def test_padded_passes_are_no_longer_than_their_rows(tmp_path: Any) -> None:
-    trainer = made(tmp_path, skip_idle_rows=False)
+    trainer = made(tmp_path, skip_idle_rows=False, padding_free=False)
     widths = [batch["completion_ids"].shape[1] for batch in trainer.passes]
     assert widths == [12, 6, 4, 2]  # by length, two at a time: 12 9 | 6 6 | 4 3 | 2 1
     computed = sum(batch["completion_ids"].numel() + batch["prompt_ids"].numel() for batch in trainer.passes)

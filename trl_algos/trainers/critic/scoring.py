@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
-from trl_algos.trainers.critic.sharded import is_sharded
+from trl_algos.trainers.processes import is_sharded
 from trl_algos.trainers.rollout import loss_mask
 from trl_algos.trainers.sampling.old_logps import known_old_logps
+from trl_algos.trainers.window.rows import Batch, whole_rows
+from trl_algos.trainers.window.scoring import scored_in_parts
 
 if TYPE_CHECKING:
     from trl_algos.trainers.ppo_trainer import PPOTrainer
@@ -49,10 +51,7 @@ def values_alone(trainer: "PPOTrainer", model: Any, inputs: dict[str, Any]) -> T
     if is_sharded(trainer):
         scores = trainer.score(model, inputs)
         return cast(Tensor, scores.values) + 0.0 * scores.logps.sum()
-    input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    values = model(input_ids=input_ids, attention_mask=attention_mask, with_values="values")
-    return values[:, -inputs["completion_ids"].shape[1] - 1 : -1]
+    return _values(model, inputs)[:, :-1]
 
 
 def sampling_values(trainer: "PPOTrainer", output: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -61,19 +60,22 @@ def sampling_values(trainer: "PPOTrainer", output: dict[str, Any]) -> tuple[Tens
     Returns:
         (B, T) before each completion token, and (B,) after the last one, a tool's included; detached.
     """
-    args, mask = trainer.args, output["completion_mask"]
-    rows = args.per_device_train_batch_size if trainer.model.training else args.per_device_eval_batch_size
-    input_ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-    attention_mask = torch.cat([output["prompt_mask"], mask], dim=1)
+    args, model = trainer.args, trainer.model
+    rows = args.per_device_train_batch_size if model.training else args.per_device_eval_batch_size
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    batch = {name: output[name] for name in names}
     with torch.no_grad(), trainer.accelerator.autocast():
-        values = torch.cat(
-            [
-                trainer.model(input_ids=ids, attention_mask=kept, with_values="values")
-                for ids, kept in zip(input_ids.split(rows), attention_mask.split(rows), strict=True)
-            ]
+        (values,) = scored_in_parts(
+            trainer, batch, rows, packs=trainer.critic.packs, score=lambda part: [_values(model, part)]
         )
-    values = values[:, -mask.shape[1] - 1 :]
-    return values[:, :-1], values.gather(1, mask.sum(1, keepdim=True)).squeeze(1)
+    return values[:, :-1], values.gather(1, output["completion_mask"].sum(1, keepdim=True)).squeeze(1)
+
+
+def _values(model: Any, batch: Batch) -> Tensor:
+    """(B, T + 1) values before each completion token, and after the last one."""
+    input_ids, attention_mask = whole_rows(batch)
+    values: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, with_values="values")
+    return values[:, -batch["completion_ids"].shape[1] - 1 :]
 
 
 def values_with_old_logps(trainer: "PPOTrainer", output: dict[str, Any]) -> Tensor:

@@ -16,14 +16,10 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_h
 from trl_algos.settings.critic import fsdp_problems, joint_clipping_problems, shared_passes_problems
 from trl_algos.trainers.critic.forms import Critic, SeparateCritic
 from trl_algos.trainers.critic.optimisation import ROLE, critic_groups
+from trl_algos.trainers.processes import is_sharded
 
 if TYPE_CHECKING:
     from trl_algos.trainers.ppo_trainer import PPOTrainer
-
-
-def is_sharded(trainer: "PPOTrainer") -> bool:
-    """Whether a backend owns parameters and checkpoints; under DDP none does."""
-    return bool(trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
 
 
 def backend_problems(trainer: "PPOTrainer") -> Iterator[str]:

@@ -40,11 +40,6 @@ def refusal(model: Any) -> str | None:
     return _adapter_refusal(model) or _config_refusal(base.config) or _class_refusal(base)
 
 
-def has_rotary_positions(config: Any) -> bool:
-    """Whether a model sees how far tokens lie apart and no more, so that it does not mind padding before them."""
-    return bool(getattr(config, "rope_parameters", None))
-
-
 def _adapter_refusal(model: Any) -> str | None:
     for name, config in (getattr(model, "peft_config", None) or {}).items():
         kind = str(getattr(config.peft_type, "value", config.peft_type))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trl_algos.core import SURROGATES
 from trl_algos.trainers.metrics import Skipped
+from trl_algos.trainers.processes import is_sharded
 from trl_algos.trainers.rollout import loss_mask
 from trl_algos.trainers.window.bins import Row, balanced, sorted_by_length, within_budget
 from trl_algos.trainers.window.rows import Batch, chosen, described, is_plain, joined, stand_in
@@ -38,7 +39,8 @@ def arranged(trainer: "PolicyTrainer", window: list[Batch]) -> Passes:
     )
     if whole is None or bool((counts < 0).any()):  # one process that cannot keeps the others from it
         return [[batch] for batch in window]
-    bins = _bins(trainer, rows, max(int(counts.max()), len(window) if _is_sharded(trainer) else 1))
+    # A backend that shards counts backward passes, so that each micro-batch must have one.
+    bins = _bins(trainer, rows, max(int(counts.max()), len(window) if is_sharded(trainer) else 1))
     batches = [chosen(whole, places, trainer.trims_prompts) if places else stand_in(whole) for places in bins]
     trainer.skipped = _skipped(whole, [row.place for row in rows])
     return _spread(batches, len(window))
@@ -113,11 +115,6 @@ def _skipped(whole: Batch, computed: list[int]) -> Skipped:
     skipped = torch.ones(len(mask), dtype=torch.bool, device=mask.device)
     skipped[computed] = False
     return Skipped(len(mask), skipped.sum(), mask[skipped].any(dim=1).sum(), mask[skipped].sum())
-
-
-def _is_sharded(trainer: "PolicyTrainer") -> bool:
-    """Whether a backend counts backward passes, so that each micro-batch must have one."""
-    return bool(trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
 
 
 def _spread(batches: list[Batch], steps: int) -> Passes:

@@ -83,6 +83,30 @@ def chosen(batch: Batch, places: Sequence[int], trims_prompts: bool) -> Batch:
     return rows
 
 
+def may_be_trimmed(model: Any) -> bool:
+    """Whether a row means the same without the padding on its left.
+
+    Learned positions are counted from the first column, padding included.
+    """
+    return bool(getattr(model.config, "rope_parameters", None))
+
+
+def whole_rows(batch: Batch) -> tuple[Tensor, Tensor]:
+    """(B, P + T) ids and mask, each prompt with its completion."""
+    return (
+        torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+        torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+    )
+
+
+def split_rows(ids: Tensor, mask: Tensor, completion_width: int) -> Batch:
+    """The batch whose `whole_rows` are `ids` and `mask`."""
+    parts = {"ids": ids, "mask": mask}
+    return {f"prompt_{name}": part[:, :-completion_width] for name, part in parts.items()} | {
+        f"completion_{name}": part[:, -completion_width:] for name, part in parts.items()
+    }
+
+
 def stand_in(batch: Batch) -> Batch:
     """One token of the first row, trained on by nothing: what a process computes that has no rows for a pass."""
     row = chosen(batch, [0], trims_prompts=False)
