@@ -109,8 +109,9 @@ class TestDPO:
         x = torch.zeros(2)
         with pytest.raises(ValueError, match="`loss_type` must be one of sigmoid, ipo, hinge, robust"):
             dpo_loss(x, x, x, x, loss_type="kto")
-        with pytest.raises(ValueError, match="`beta` must be > 0"):
-            dpo_loss(x, x, x, x, beta=0.0)
+        for beta in (0.0, float("inf"), float("nan")):
+            with pytest.raises(ValueError, match="`beta` must be > 0"):
+                dpo_loss(x, x, x, x, beta=beta)
         for bad in (-0.1, 0.5):
             with pytest.raises(ValueError, match=r"`label_smoothing` must be in \[0, 0.5\)"):
                 dpo_loss(x, x, x, x, label_smoothing=bad)

@@ -74,8 +74,8 @@ def _pair_losses(margin: Tensor, beta: float, label_smoothing: float, loss_type:
 
 
 def _check_dpo_scalars(beta: float, label_smoothing: float, loss_type: str) -> None:
-    if not beta > 0:
-        raise ValueError(f"`beta` must be > 0, but is {beta}.")
+    if not 0 < beta < float("inf"):
+        raise ValueError(f"`beta` must be > 0 and finite, but is {beta}.")
     _check_smoothing(label_smoothing)
     if label_smoothing and loss_type not in _SMOOTHED_TYPES:
         raise ValueError(

@@ -1,6 +1,7 @@
 """What is particular to a run on preference pairs: its trainers, and pairs that are judged before and after."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from trl import get_peft_config, get_quantization_config
 
-from trl_algos.errors import ConfigError
+from trl_algos.errors import ConfigError, counted
 from trl_algos.recipe.arguments import Arguments
 from trl_algos.run.folder import PAIR_PLOT_FILE
 from trl_algos.run.held_out_pairs import HELD_OUT, HeldOutPairs, PairTrainer, judged_pairs
@@ -72,8 +73,8 @@ class PairsJob:
                 "after": after and _told(after),
             },
             "pairs": {
-                "train": _counts(self._train_dataset, trainer.train_dataset),
-                "held_out": _counts(self._pairs, self._prepared),
+                "train": _counts(trainer.train_dataset, trainer.dropped_pairs.get("train", {})),
+                "held_out": _counts(self._prepared, trainer.dropped_pairs.get(HELD_OUT, {})),
             },
         }
 
@@ -93,8 +94,8 @@ class PairsJob:
 
     def remarks(self, trainer: PairTrainer, settings: dict[str, Any]) -> list[str]:
         """What to know before going on from here."""
-        dropped = _counts(self._train_dataset, trainer.train_dataset)["dropped"]
-        return [f"{dropped} training pairs teach nothing and were dropped."] if dropped else []
+        dropped = sum(trainer.dropped_pairs.get("train", {}).values())
+        return [f"Dropped, since they teach nothing: {counted(dropped, 'training pair')}."] if dropped else []
 
 
 def _held_out_pairs(count: int, test_dataset: Any) -> Dataset | None:
@@ -110,11 +111,10 @@ def _held_out_pairs(count: int, test_dataset: Any) -> Dataset | None:
     return pairs
 
 
-def _counts(given: Any, prepared: Any) -> dict[str, int | None]:
-    """Pairs that are used, and those dropped since they teach nothing; None of a stream, whose pairs nobody counts."""
-    if given is None or isinstance(given, IterableDataset):
-        return {"used": None, "dropped": None}
-    return {"used": len(prepared), "dropped": len(given) - len(prepared)}
+def _counts(prepared: Any, dropped: Mapping[str, int]) -> dict[str, int | None]:
+    """Pairs that are used, None where nobody has counted them all, and those dropped, as far as they were read."""
+    used = len(prepared) if isinstance(prepared, Dataset) else None
+    return {"used": used, "dropped": sum(dropped.values())}
 
 
 def _told(held_out: HeldOutPairs) -> dict[str, Any]:
