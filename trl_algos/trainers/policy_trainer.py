@@ -170,9 +170,8 @@ class PolicyTrainer(GRPOTrainer):
 
     @property
     def wants_packing(self) -> bool | None:
-        """`padding_free`; unset means no with a critic, whose packing was tried with no backend that shards."""
-        unset = self.args.padding_free is None
-        return False if unset and "critic" in self.needs else self.args.padding_free
+        """`padding_free`; unset means no with a critic."""
+        return False if "critic" in self.needs and self.args.padding_free is None else self.args.padding_free
 
     @property
     def scores_with_values(self) -> bool:

@@ -18,7 +18,7 @@ def start_packing(
 
     Args:
         trainer: after its `__init__`, before its models are wrapped for training.
-        padding_free: None wherever it is exact, True everywhere, False nowhere.
+        padding_free: None wherever it is exact, but not under DeepSpeed or FSDP, True everywhere, False nowhere.
         pack: `pack_language_model` or `pack_classifier`.
         models: what the user calls a model -> the model.
 
@@ -28,7 +28,9 @@ def start_packing(
     Raises:
         ConfigError: `padding_free` is True and a model needs padded rows.
     """
-    if padding_free is False:
+    # A model whose weights are elsewhere until training starts can be tried in its first pass alone, and a trial there
+    # is something that ZeRO-3 may take for the order of its modules.
+    if padding_free is False or (padding_free is None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)):
         return set()
     of_settings = _settings_refusal(trainer)
     refused = defaultdict(list)
