@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import DPOTrainer
 
 from trl_algos.core import nll_per_token
@@ -94,6 +95,11 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, CheckedSteps, DPOTrainer):
             columns.append(SOURCE)
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        if getattr(self.model, "peft_config", None) and is_deepspeed_zero3_enabled():
+            # DeepSpeed takes this pass, without the adapter, for the order of modules in training.
+            raise ConfigError(
+                ["`precompute_ref_log_probs`: True cannot be had for an adapter under DeepSpeed ZeRO-3; leave it out."]
+            )
         self._pack_models()  # TRL calls this from its `__init__`
         with precomputing(self, dataset, self._precompute_model_hash):
             return super()._precompute_ref_logps(dataset, name, batch_size)
