@@ -41,7 +41,9 @@ def _row_problems(row: Mapping[str, Any], sides: tuple[str, str]) -> Iterator[st
         if sides == ID_SIDES and kinds[key] != "token ids":
             yield f"`{key}` must be a list of token ids, but is {_shown(row.get(key))}."
         elif sides != ID_SIDES and kinds[key] not in ("text", "messages"):
-            yield f"`{key}` must be text or a list of messages (role and content), but is {_shown(row.get(key))}."
+            as_ids = f"; a reward model takes token ids as `{'` and `'.join(ID_SIDES)}`" if kinds[key] else ""
+            got = _shown(row.get(key))
+            yield f"`{key}` must be text or a list of messages (role and content), but is {got}{as_ids}."
     if len(set(kinds.values())) > 1:
         yield f"{', '.join(f'`{key}` is {kind}' for key, kind in kinds.items())}; all must be of one kind."
     if "margin" in row and not is_finite(row["margin"]):

@@ -9,7 +9,7 @@ from typing import Any
 from datasets import IterableDataset
 
 from trl_algos.errors import ConfigError, counted
-from trl_algos.preference_rows import ID_SIDES, NUMBERS, SIDES, SOURCE, kind_of_side, row_problem
+from trl_algos.preference_rows import ID_SIDES, NUMBERS, SIDES, SOURCE, row_problem
 
 _SHOWN = 3
 
@@ -41,34 +41,16 @@ def checked_pairs(dataset: Any, name: str, sides: tuple[str, str] = SIDES) -> An
         )
     if not len(dataset):
         raise ConfigError([f"`{name}` data has no rows."])
-    found = ((place, _problem(row, sides)) for place, row in enumerate(dataset.select_columns(columns)))
+    found = ((place, row_problem(row, sides)) for place, row in enumerate(dataset.select_columns(columns)))
     _refuse(name, [(place, problem) for place, problem in found if problem])
     return dataset
 
 
 def _checked_row(row: dict[str, Any], place: int, name: str, sides: tuple[str, str]) -> dict[str, Any]:
-    problem = _problem(row, sides)
+    problem = row_problem(row, sides)
     if problem:
         _refuse(name, [(place, problem)])
     return row
-
-
-def _problem(row: Mapping[str, Any], sides: tuple[str, str]) -> str | None:
-    """What keeps a row from being a pair with `sides` of the kind that their names say, or None."""
-    problem = row_problem(row, sides)
-    if problem:
-        return problem
-    kinds = {key: kind_of_side(row[key]) for key in (*sides, *(("prompt",) if "prompt" in row else ()))}
-    if sides == ID_SIDES:
-        wrong = [key for key in sides if kinds[key] != "token ids"]
-        return f"`{wrong[0]}` must be token ids, but is {kinds[wrong[0]]}." if wrong else None
-    wrong = [key for key, kind in kinds.items() if kind == "token ids"]
-    return (
-        f"`{wrong[0]}` has token ids or is empty, but must be text or a list of messages; a reward model takes token "
-        f"ids as `{'` and `'.join(ID_SIDES)}`."
-        if wrong
-        else None
-    )
 
 
 def check_vocabulary(dataset: Any, name: str, size: int) -> Any:
