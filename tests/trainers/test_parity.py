@@ -95,9 +95,18 @@ def common_settings(model_folder: str) -> dict[str, Any]:
 def pair_of_trainers(
     algorithm: str, settings: dict[str, Any], model_folder: str, model: Callable[[], Any] = tiny.llama, **kwargs: Any
 ) -> tuple[PolicyTrainer, GRPOTrainer]:
-    """Our trainer and TRL's with the matching settings and equal weights; the reference has them too."""
+    """Our trainer and TRL's with the matching settings and equal weights; the reference has them too.
+
+    Ours pads, as TRL does: `packing/test_policy_packing.py` compares real tokens alone with padded rows.
+    """
     ours, trls = ALGORITHMS[algorithm]
-    ours = common_settings(model_folder) | ({} if "beta" in settings else WITHOUT_KL) | ours | settings
+    ours = (
+        common_settings(model_folder)
+        | {"padding_free": False}
+        | ({} if "beta" in settings else WITHOUT_KL)
+        | ours
+        | settings
+    )
     known_to_trl = {k: v for k, v in settings.items() if k not in ("kl_placement", "kl_estimator")}
     trls = common_settings(model_folder) | {"beta": 0.0, "use_bias_correction_kl": False} | trls | known_to_trl
     made = []
@@ -173,10 +182,7 @@ def loss_and_gradients(trainer: GRPOTrainer, inputs: dict[str, Tensor]) -> tuple
 
 
 def assert_same_loss(ours: PolicyTrainer, trls: GRPOTrainer, inputs: dict[str, Tensor]) -> float:
-    """The loss, after the check that both have the same loss to 1e-6 and the same gradients to 3e-6.
-
-    Ours computes real tokens alone, so that sums are taken in another order.
-    """
+    """The loss, after the check that both have the same loss and gradients to 1e-6."""
     expected, expected_gradients = loss_and_gradients(trls, inputs)
     windowed = dict(inputs)
     ours._set_divisors([windowed])
@@ -186,7 +192,7 @@ def assert_same_loss(ours: PolicyTrainer, trls: GRPOTrainer, inputs: dict[str, T
     assert gradients.keys() == expected_gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(
-            gradient, expected_gradients[name], rtol=1e-6, atol=3e-6, msg=lambda m, n=name: n + m
+            gradient, expected_gradients[name], rtol=1e-6, atol=1e-6, msg=lambda m, n=name: n + m
         )
     return loss.item()
 
