@@ -40,8 +40,8 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout functions
 RESULTS = Path(__file__).parent / "results"
 DATA, TABLE, PLOT = (RESULTS / f"step_cost.{ending}" for ending in ("json", "md", "png"))
 VOCABULARY, LONGEST, ROWS, ACCUMULATION, ITERATIONS = 50, 512, 4, 8, 2
-LARGE, SMALL = (256, 6), (128, 4)
-"""Hidden size and layers."""
+LARGE, SMALL, TINY = (256, 6), (128, 4), (64, 2)
+"""Hidden size and layers; the last is for a trial."""
 
 Lengths = Callable[[torch.Generator, int], list[int]]
 """Draws tokens of so many completions."""
@@ -99,6 +99,7 @@ OURS: dict[str, dict[str, Any]] = {
     "packed": {"padding_free": True, "share_prompts": False, "reuse_first_pass": False},
     "shared prompts": {"padding_free": True, "reuse_first_pass": False},
     "ours": {"padding_free": None},
+    "without first pass": {"reuse_first_pass": False},
     "padded": {"padding_free": False},
     "as TRL splits it": {"padding_free": False, "regroup_micro_batches": False, "skip_idle_rows": False},
 }
@@ -107,7 +108,14 @@ OURS: dict[str, dict[str, Any]] = {
 CASES = {
     "main": Case("GRPO", size=LARGE, turns=4, sides=("padded", "packed", "shared prompts", "ours")),
     "long_prompts": Case("GRPO, prompts and completions of 150", equal, (150, 150), size=LARGE),
-    "equal": Case("GRPO, prompts of 2, completions of 150", equal, (2, 2), size=LARGE),
+    "equal": Case(
+        "GRPO, prompts of 2, completions of 150",
+        equal,
+        (2, 2),
+        size=LARGE,
+        turns=6,
+        sides=("ours", "without first pass"),
+    ),
     "uniform": Case("GRPO, completions uniform 8-512", uniform),
     "bimodal": Case("GRPO, 3 of 4 completions 20-80, else 512", bimodal),
     "group_16": Case("GRPO, groups of 16", group=16),
@@ -401,11 +409,11 @@ the others.
 COLUMNS = "| side | real | computed | operations | CPU s | CPU | of a pair | peak | to the first |"
 
 
-def tables(cases: dict[str, Any], generated: dict[str, Any]) -> str:
-    """All results as Markdown."""
+def tables(cases: dict[str, Any], generated: dict[str, Any], size: tuple[int, int] | None = None) -> str:
+    """All results as Markdown; `size` where it is not that of the cases."""
     lines = [HEADING]
     for name, figures in cases.items():
-        hidden, layers = CASES[name].size
+        hidden, layers = size or CASES[name].size
         lines += [f"## {CASES[name].title} ({hidden} x {layers})", "", COLUMNS, "|---|" + "---:|" * 8]
         for side, f in figures.items():
             cells = [
@@ -473,7 +481,7 @@ def main() -> None:
         for name in CASES:
             if name not in options.only:
                 continue
-            case = replace(CASES[name], size=(64, 2)) if options.quick else CASES[name]
+            case = replace(CASES[name], size=TINY) if options.quick else CASES[name]
             kept["cases"][name] = measured(case, Path(scratch), 1 if options.quick else case.turns)
             if not options.quick:
                 write(kept)
@@ -481,7 +489,8 @@ def main() -> None:
             kept["generation"] = generation(Path(scratch))
             if not options.quick:
                 write(kept)
-    print(tables({name: kept["cases"][name] for name in CASES if name in kept["cases"]}, kept["generation"]))
+    found = {name: kept["cases"][name] for name in CASES if name in kept["cases"]}
+    print(tables(found, kept["generation"], TINY if options.quick else None))
 
 
 def write(results: dict[str, Any]) -> None:
