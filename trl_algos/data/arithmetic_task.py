@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -115,9 +116,14 @@ def operand_pairs(split: Split, max_operand: int = 99) -> list[tuple[int, int]]:
         split: `"train"` or `"test"`.
         max_operand: Largest operand.
     """
+    return list(_operand_pairs(split, max_operand))
+
+
+@lru_cache(maxsize=4)  # thousands of hashes, which checks and both splits ask for again
+def _operand_pairs(split: Split, max_operand: int) -> tuple[tuple[int, int], ...]:
     operands = range(max_operand + 1)
     held_out = split == "test"
-    return [(a, b) for a in operands for b in operands if is_held_out(a, b) == held_out]
+    return tuple((a, b) for a in operands for b in operands if is_held_out(a, b) == held_out)
 
 
 def bundled_model_path() -> str:
