@@ -363,7 +363,7 @@ def right_first_token(completion_ids: list[list[int]], **kwargs: Any) -> list[fl
 
 
 def generation(folder: Path) -> dict[str, dict[str, float]]:
-    """Sampling by a small model: tokens per CPU second, and calls that a batch takes."""
+    """Sampling by a small model: tokens per CPU second, calls that a batch takes, and their share of a step's time."""
     model, steps = random_model(folder / "model", *SMALL, VOCABULARY, positions=2 * LONGEST), 3
     figures = {}
     for name, (side, algorithm, settings) in GENERATION.items():
@@ -382,9 +382,13 @@ def generation(folder: Path) -> dict[str, dict[str, float]]:
             return found
 
         trainer._generate_single_turn = timed
+        clock = Clock(memory=False)
+        trainer.add_callback(clock)
         trainer.train()
+        seconds = sum(s for s, _ in calls)
         figures[name] = {
-            "tokens_per_second": sum(t for _, t in calls) / sum(s for s, _ in calls),
+            "share_of_step": seconds / sum(clock.seconds),
+            "tokens_per_second": sum(t for _, t in calls) / seconds,
             "rounds_per_step": len(calls) / steps,
             "tokens_per_step": sum(t for _, t in calls) / steps,
         }
@@ -436,12 +440,13 @@ def tables(cases: dict[str, Any], generated: dict[str, Any], size: tuple[int, in
             "By transformers' `generate`; one completion in eight is right, and with dynamic sampling groups that are",
             "all right or all wrong are sampled anew.",
             "",
-            "| run | tokens per CPU s | rounds a step | tokens a step |",
-            "|---|---:|---:|---:|",
+            "| run | tokens per CPU s | rounds a step | tokens a step | share of a step |",
+            "|---|---:|---:|---:|---:|",
         ]
         for name, f in generated.items():
             lines.append(
-                f"| {name} | {f['tokens_per_second']:.0f} | {f['rounds_per_step']:.1f} | {f['tokens_per_step']:.0f} |"
+                f"| {name} | {f['tokens_per_second']:.0f} | {f['rounds_per_step']:.1f} | {f['tokens_per_step']:.0f} "
+                f"| {f['share_of_step']:.0%} |"
             )
         lines.append("")
     return "\n".join(lines)
