@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_algos.errors import ConfigError
+from trl_algos.models.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trl_algos.models.folder import read_json
 from trl_algos.models.weight_files import Weights, file_weights, weight_shapes
 
@@ -22,8 +23,6 @@ CRITIC_FORMS = ("adapter", "separate", "shared")
 ABOUT_FILE = "critic.json"
 HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "adapter"
-# PEFT's names, which are public and fixed.
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 

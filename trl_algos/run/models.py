@@ -5,7 +5,7 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from trl_algos.data.arithmetic_task import BUNDLED_MODELS
-from trl_algos.errors import ConfigError
+from trl_algos.errors import ConfigError, first_line
 from trl_algos.recipe.arguments import Arguments
 
 
@@ -42,6 +42,5 @@ def found_model(key: str, name: str, revision: str, trust_remote_code: bool) -> 
     try:
         AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError([f"`{key}`: {name!r} is not a model that can be loaded: {reason}"]) from error
+        raise ConfigError([f"`{key}`: {name!r} is not a model that can be loaded: {first_line(error)}"]) from error
     return name

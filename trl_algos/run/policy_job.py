@@ -12,8 +12,8 @@ from trl import get_peft_config, get_quantization_config
 from trl_algos.algorithms import advantage_needs
 from trl_algos.data.loading import column_names
 from trl_algos.errors import ConfigError
+from trl_algos.models.adapter_folder import is_adapter_folder
 from trl_algos.models.critic_folder import is_critic_folder
-from trl_algos.models.reward_folder import is_adapter_folder
 from trl_algos.recipe.arguments import Arguments
 from trl_algos.rewards.spec import load_rewards
 from trl_algos.run.folder import PLOT_FILE

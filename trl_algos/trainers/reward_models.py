@@ -10,13 +10,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from trl_algos.errors import ConfigError
+from trl_algos.errors import ConfigError, first_line
+from trl_algos.models.adapter_folder import ADAPTER_CONFIG, is_adapter_folder
 from trl_algos.models.folder import read_json
 from trl_algos.models.reward_folder import (
-    ADAPTER_CONFIG,
     FIGURES,
     figures_problem,
-    is_adapter_folder,
     reward_figures,
 )
 
@@ -51,8 +50,7 @@ def load_reward_model(folder: str | os.PathLike[str], **kwargs: Any) -> Any:
         raise
     # What transformers, PEFT and safetensors raise for a file that is missing, cut short or of another kind.
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise ConfigError([f"`reward_funcs`: {_described(name)} cannot be loaded: {reason}"]) from error
+        raise ConfigError([f"`reward_funcs`: {_described(name)} cannot be loaded: {first_line(error)}"]) from error
     if "position_ids" in inspect.signature(model.forward).parameters:
         model.register_forward_pre_hook(_count_positions, with_kwargs=True)
     return model

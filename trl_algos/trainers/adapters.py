@@ -1,0 +1,93 @@
+"""Reading a saved adapter onto its base model, all of it or nothing."""
+
+import warnings
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from trl_algos.errors import ConfigError, first_line
+from trl_algos.models.adapter_folder import ADAPTER_WEIGHTS, Adapter, fit_problem
+from trl_algos.models.lora_shapes import is_embedding, is_head
+
+NAME = "default"
+"""What PEFT, TRL and transformers call the adapter that is trained."""
+
+
+def with_adapter(model: Any, adapter: Adapter, trainable: bool) -> Any:
+    """`model` as a `PeftModel` that has the saved adapter, called `NAME`.
+
+    PEFT itself goes on where the adapter leaves layers of the model out, or has others.
+
+    Args:
+        model: its base, in any precision, quantised or not; its layers are wrapped in place.
+        adapter: from `read_adapter`.
+        trainable: whether its weights get gradients.
+
+    Raises:
+        ConfigError: it is of another base model, is broken, or holds what is not finite; in a message without a key.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+
+    name = getattr(model.config, "_name_or_path", None) or "the model"
+    problem = fit_problem(adapter, _weights(model), name)
+    if problem is not None:
+        raise ConfigError([problem])
+    try:
+        saved = load_file(adapter.folder / ADAPTER_WEIGHTS)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*missing adapter keys")  # which is said below
+            found = PeftModel.from_pretrained(model, str(adapter.folder), NAME, is_trainable=trainable)
+    # What PEFT, torch and safetensors raise for a file that is broken, or of another model.
+    except (OSError, TypeError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        told = f"the adapter in {str(adapter.folder)!r} cannot be loaded on {name!r}: {_reason(error)}"
+        raise ConfigError([told]) from error
+    broken = [key for key, weight in saved.items() if not bool(torch.isfinite(weight).all())]
+    if broken:
+        raise ConfigError([f"{adapter.folder / ADAPTER_WEIGHTS} is broken: {broken[0]} is not finite."])
+    own = get_peft_model_state_dict(found, adapter_name=NAME, save_embedding_layers=False)
+    different = sorted((own.keys() - saved.keys()) | {key for key in saved.keys() - own.keys() if not _is_copy(key)})
+    if different:
+        where = "is a layer of the model alone" if different[0] in own else "is in the adapter alone"
+        told = (
+            f"the adapter in {str(adapter.folder)!r} is of another base model than {name!r}: {different[0]} {where}."
+        )
+        raise ConfigError([told])
+    return found
+
+
+def _weights(model: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shapes and types of the model's weights, in the words of safetensors."""
+    types = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
+    return {name: (tuple(p.shape), types.get(p.dtype, "U8")) for name, p in model.named_parameters()}
+
+
+def _is_copy(key: str) -> bool:
+    """Whether it is an embedding or output layer of the base model, which PEFT may save beside an adapter."""
+    module = key.removesuffix(".weight").removesuffix(".base_layer")
+    return is_embedding(module) or is_head(module)
+
+
+def _reason(error: BaseException) -> str:
+    """What torch says second, after saying that there is something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[1] if len(lines) > 1 and lines[0].endswith(":") else first_line(error)
+
+
+def give_reference_adapter(model: Any) -> None:
+    """Make the reference the very start of an adapter that is trained on, precision included.
+
+    TRL copies the adapter before it rounds what is trained on a quantised base to bfloat16.
+
+    Args:
+        model: with the adapters `NAME` and, where there is a reference, `ref`.
+    """
+    if "ref" not in (getattr(model, "peft_config", None) or {}):
+        return
+    weights = dict(model.named_parameters())
+    for key, weight in weights.items():
+        if ".ref." in key:
+            start: Tensor = weights[key.replace(".ref.", f".{NAME}.")]
+            weight.data = start.detach().clone()
