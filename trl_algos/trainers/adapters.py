@@ -38,7 +38,8 @@ def with_adapter(model: Any, adapter: Adapter, trainable: bool) -> Any:
     try:
         saved = load_file(adapter.folder / ADAPTER_WEIGHTS)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*missing adapter keys")  # which is said below
+            for message in _SAID_BELOW:
+                warnings.filterwarnings("ignore", message=message)
             found = PeftModel.from_pretrained(model, str(adapter.folder), NAME, is_trainable=trainable)
     # What PEFT, torch and safetensors raise for a file that is broken, or of another model.
     except (OSError, TypeError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -56,6 +57,13 @@ def with_adapter(model: Any, adapter: Adapter, trainable: bool) -> Any:
         )
         raise ConfigError([told])
     return found
+
+
+_SAID_BELOW = (
+    ".*missing adapter keys",
+    "Model has `tie_word_embeddings=True` and a tied layer is part of the adapter",
+)
+"""Warnings of PEFT's that are errors here, or no doubt about an adapter that has been trained and saved so."""
 
 
 def _weights(model: Any) -> dict[str, tuple[tuple[int, ...], str]]:
