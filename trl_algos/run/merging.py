@@ -18,7 +18,7 @@ import torch
 from httpx import HTTPError
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoProcessor, AutoTokenizer
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 from trl.trainer.utils import create_model_from_path
 
 from trl_algos.errors import ConfigError, first_line
@@ -29,7 +29,7 @@ from trl_algos.models.reward_folder import reward_figures
 from trl_algos.models.score_head import SCORE_HEADS
 from trl_algos.models.weight_files import weight_shapes
 from trl_algos.run.models import found_model
-from trl_algos.trainers.adapters import with_adapter
+from trl_algos.trainers.adapters import classifier_base, with_adapter
 
 _LOAD_ERRORS = (OSError, TypeError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, HTTPError)
 """What transformers and the Hub's client raise for a model that is missing, broken or of another kind."""
@@ -180,7 +180,7 @@ def _merged(arguments: MergeArguments, adapter: Adapter, base: str, revision: st
         if scores is None:
             model = create_model_from_path(base, **options)
         else:
-            model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=scores, **options)
+            model = classifier_base(base, adapter, scores, **options)
     except _LOAD_ERRORS as error:
         raise ConfigError([f"merge: {base!r} cannot be loaded: {first_line(error)}"]) from error
     untied = _untied(model, adapter)

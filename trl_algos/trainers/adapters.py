@@ -1,5 +1,6 @@
 """Reading a saved adapter onto its base model, all of it or nothing."""
 
+import logging
 import warnings
 from typing import Any
 
@@ -7,10 +8,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForSequenceClassification
 
 from trl_algos.errors import ConfigError, first_line
 from trl_algos.models.adapter_folder import ADAPTER_WEIGHTS, Adapter, fit_problem
 from trl_algos.models.lora_shapes import is_embedding, is_head
+from trl_algos.models.score_head import SCORE_HEADS
 
 NAME = "default"
 """What PEFT, TRL and transformers call the adapter that is trained."""
@@ -82,6 +85,38 @@ def _reason(error: BaseException) -> str:
     """What torch says second, after saying that there is something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[1] if len(lines) > 1 and lines[0].endswith(":") else first_line(error)
+
+
+def classifier_base(name: str, adapter: Adapter, num_labels: int = 1, **kwargs: Any) -> Any:
+    """The sequence classifier below a saved adapter, whose head may be new where the adapter has one of its own.
+
+    Transformers would report that head as missing.
+
+    Args:
+        name: folder or Hub id of the base model.
+        adapter: what is to be put on it.
+        num_labels: labels of the classifier.
+        **kwargs: as `AutoModelForSequenceClassification.from_pretrained` takes them.
+
+    Raises:
+        ConfigError: it lacks weights that the adapter does not bring; in a message without a key.
+    """
+    reports = logging.getLogger("transformers.modeling_utils")
+    level = reports.level
+    reports.setLevel(logging.ERROR)
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            name, num_labels=num_labels, output_loading_info=True, **kwargs
+        )
+    finally:
+        reports.setLevel(level)
+    brought = any({*key.split(".")} & {*SCORE_HEADS} for key in adapter.weights)
+    missing = sorted(key for key in info["missing_keys"] if not (brought and {*key.split(".")} & {*SCORE_HEADS}))
+    if missing:
+        raise ConfigError(
+            [f"{name!r} lacks the weight {missing[0]}, and so does the adapter in {str(adapter.folder)!r}."]
+        )
+    return model
 
 
 def give_reference_adapter(model: Any) -> None:
