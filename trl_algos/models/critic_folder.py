@@ -26,7 +26,7 @@ ADAPTER_FOLDER = "adapter"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def is_critic_folder(path: str | None) -> bool:
+def is_critic_folder(path: str | Path | None) -> bool:
     """Whether a run has left a critic there, whole or not."""
     return isinstance(path, str | os.PathLike) and str(path) != "" and os.path.isfile(os.path.join(path, ABOUT_FILE))
 

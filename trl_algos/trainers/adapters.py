@@ -1,6 +1,7 @@
 """Reading a saved adapter onto its base model, all of it or nothing."""
 
 import logging
+import os
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from trl_algos.errors import ConfigError, first_line
-from trl_algos.models.adapter_folder import ADAPTER_WEIGHTS, Adapter, fit_problem
+from trl_algos.models.adapter_folder import ADAPTER_WEIGHTS, Adapter, fit_problem, is_adapter_folder
 from trl_algos.models.lora_shapes import is_embedding, is_head
 from trl_algos.models.score_head import SCORE_HEADS
 
@@ -117,6 +118,26 @@ def classifier_base(name: str, adapter: Adapter, num_labels: int = 1, **kwargs: 
             [f"{name!r} lacks the weight {missing[0]}, and so does the adapter in {str(adapter.folder)!r}."]
         )
     return model
+
+
+def check_adapter(model: Any, copied: bool) -> None:
+    """Raise `ConfigError` where `model` is an adapter that could not be trained, or not be copied as the reference.
+
+    Args:
+        model: what a script passes: a path, a model, or a `PeftModel`.
+        copied: whether TRL makes a reference of its adapter.
+    """
+    if is_adapter_folder(model):
+        load = "`PeftModel.from_pretrained(base, folder, is_trainable=True)`"
+        told = f"`model`: {os.fspath(model)!r} is an adapter. Load its base model, then pass {load}."
+        raise ConfigError([told])
+    adapters = getattr(model, "peft_config", None)
+    if not adapters:
+        return
+    if copied and NAME not in adapters:
+        raise ConfigError([f"`model`: its adapter must be called {NAME} to be copied, but is {', '.join(adapters)}."])
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(["`model`: its adapter is frozen; load it with `is_trainable=True`."])
 
 
 def give_reference_adapter(model: Any) -> None:
