@@ -1,8 +1,8 @@
 """A recipe as plain values: read from a YAML file and `--key value` words, typed, resolved, and told apart by source.
 
-A value comes from, in this order: the command line, the recipe, the recipe that it extends, the adapter that it goes on
-from, the algorithm's row, TRL's default. Every key must be one that its kind of recipe can hold, and every value of its
-type; all that is wrong is reported together, with file and line. Nothing here imports torch or TRL.
+A value comes from, in this order: the command line, the recipe, the recipe that it extends, the adapter that it goes
+on from, the algorithm's row, TRL's default. Every key must be one that its kind of recipe can hold, and every value of
+its type; all that is wrong is reported together, with file and line. Nothing here imports torch or TRL.
 """
 
 import copy

@@ -3,12 +3,14 @@
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
 from trl_algos.errors import ConfigError, first_line
@@ -118,6 +120,19 @@ def classifier_base(name: str, adapter: Adapter, num_labels: int = 1, **kwargs: 
             [f"{name!r} lacks the weight {missing[0]}, and so does the adapter in {str(adapter.folder)!r}."]
         )
     return model
+
+
+@contextmanager
+def same_dtypes(model: nn.Module) -> Iterator[None]:
+    """Within, adapters may be read from a checkpoint; afterwards all parameters are of the dtype that they were of.
+
+    PEFT reads an adapter into float32, but TRL trains one on a quantised base in bfloat16, and so it was saved.
+    """
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    yield
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != dtypes.get(name, parameter.dtype):
+            parameter.data = parameter.data.to(dtypes[name])
 
 
 def check_adapter(model: Any, copied: bool) -> None:

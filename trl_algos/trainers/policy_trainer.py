@@ -35,7 +35,7 @@ from trl_algos.core import (
 )
 from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
-from trl_algos.trainers.adapters import check_adapter, give_reference_adapter
+from trl_algos.trainers.adapters import check_adapter, give_reference_adapter, same_dtypes
 from trl_algos.trainers.best_metric import check_best_metric
 from trl_algos.trainers.checkpoint_states import check_states, warn_of_lost_states
 from trl_algos.trainers.dropout import disable_functional_dropout
@@ -646,6 +646,14 @@ class PolicyTrainer(GRPOTrainer):
         if not self.args.save_only_model:
             save_state(self, folder)
         super()._save_checkpoint(model, trial)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with same_dtypes(self.model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        with same_dtypes(self.model):
+            super()._load_best_model()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
