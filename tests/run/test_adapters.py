@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -236,7 +237,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_base_in_four_bits_under_optimizers_of_eight(name: str, tmp_path: Path) -> None:
-    """Trains, leaves the base's bytes alone, goes on to the bit, starts a second run, and merges into the whole base."""
+    """Trains, leaves the base alone, goes on to the bit, starts a second run, and merges into the whole base."""
     pytest.importorskip("bitsandbytes")
     settings = (TRAINERS[name], QUANTISED, EIGHT_BITS, {"optim": OPTIMIZERS[name]})
     trainer = run(tmp_path / "run", *settings)
@@ -261,10 +262,7 @@ def test_a_base_in_four_bits_under_optimizers_of_eight(name: str, tmp_path: Path
         expected: Any = load_reward_model(tmp_path / "run")
         merged: Any = load_reward_model(tmp_path / "out")
     else:
-        from peft import PeftModel
-
-        expected = PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(bundled_model_path()), tmp_path / "run"
-        )
+        whole = AutoModelForCausalLM.from_pretrained(bundled_model_path())
+        expected = PeftModel.from_pretrained(whole, tmp_path / "run")
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(logits(merged), logits(expected), atol=1e-5, rtol=1e-5)
