@@ -62,7 +62,7 @@ def test_the_settings_of_lora_follow(folder: Path, capsys: pytest.CaptureFixture
     assert checked_recipe(None, words_of(folder, **same)).values["lora_r"] == 4
     assert main(["check", "--config", str(_file(folder))]) == 0
     told = capsys.readouterr().out
-    assert "LoRA" in told  # in the memory of the base, which lies here
+    assert "\n  adapter " in told  # in the memory beside the base, which lies here
     assert "not estimated" not in told
 
 
