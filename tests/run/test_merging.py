@@ -174,6 +174,34 @@ def test_another_base_by_name_and_an_adapter_beside_others(bases: Path, tmp_path
     torch.testing.assert_close(outputs(merged), outputs(expected), atol=1e-5, rtol=1e-5)
 
 
+def test_an_adapter_of_the_hub(bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its id, from the client's cache, where a push of it would lie."""
+    cached = tmp_path / "cache" / "models--me--adapter"
+    revision = "0" * 40
+    adapted = adapter(cached / "snapshots" / revision, bases / "plain")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(revision)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["merge", "me/adapter", "out"]) == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(outputs(merged), outputs(adapted), atol=1e-5, rtol=1e-5)
+
+
+def test_a_merge_that_breaks_off_leaves_nothing(
+    bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter(tmp_path / "adapter", bases / "plain")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", full)
+    assert main(["merge", str(tmp_path / "adapter"), str(tmp_path / "new" / "out")]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
 def without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 

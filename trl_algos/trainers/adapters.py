@@ -105,14 +105,13 @@ def classifier_base(name: str, adapter: Adapter, num_labels: int = 1, **kwargs: 
         ConfigError: it lacks weights that the adapter does not bring; in a message without a key.
     """
     reports = logging.getLogger("transformers.modeling_utils")
-    level = reports.level
-    reports.setLevel(logging.ERROR)
+    reports.addFilter(_is_no_report)
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
             name, num_labels=num_labels, output_loading_info=True, **kwargs
         )
     finally:
-        reports.setLevel(level)
+        reports.removeFilter(_is_no_report)
     brought = any({*key.split(".")} & {*SCORE_HEADS} for key in adapter.weights)
     missing = sorted(key for key in info["missing_keys"] if not (brought and {*key.split(".")} & {*SCORE_HEADS}))
     if missing:
@@ -120,6 +119,10 @@ def classifier_base(name: str, adapter: Adapter, num_labels: int = 1, **kwargs: 
             [f"{name!r} lacks the weight {missing[0]}, and so does the adapter in {str(adapter.folder)!r}."]
         )
     return model
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 @contextmanager
