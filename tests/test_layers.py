@@ -45,7 +45,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "run": (
         {"_version", "algorithms", "data", "errors", "models", "recipe", "rewards", "settings", "trainers"},
-        {"trl", "transformers", "datasets", "httpx", "rich", "matplotlib", "numpy", "yaml", "torch"},
+        {
+            *("trl", "transformers", "datasets", "httpx", "rich", "matplotlib", "numpy", "yaml", "torch"),
+            *("safetensors", "huggingface_hub"),
+        },
     ),
     # These two load what they need on use.
     "__init__": (

@@ -29,6 +29,7 @@ TRAINER_SOURCES = [
     *(path for path in sorted((PACKAGE / "trainers").rglob("*.py")) if path not in PREFERENCE_SOURCES),
     PACKAGE / "run" / "held_out.py",
 ]
+RUN_SOURCES = sorted((PACKAGE / "run").glob("*.py"))
 LISTED = {
     *_compat.GRPO_TRAINER_METHODS,
     *_compat.GRPO_TRAINER_ATTRIBUTES,
@@ -105,9 +106,9 @@ def test_attributes_exist(name: str, trained: GRPOTrainer):
 
 
 def test_helpers_can_be_imported():
-    """Every private TRL module that the trainers import from, with the names taken; all must be listed."""
+    """Every private TRL module that trainers and runs import from, with the names taken; all must be listed."""
     taken = set()
-    for path in TRAINER_SOURCES:
+    for path in {*TRAINER_SOURCES, *RUN_SOURCES}:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl."):
                 for alias in node.names:

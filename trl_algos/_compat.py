@@ -166,6 +166,7 @@ GENERATED_KEYS = (
 """Keys that `_generate_and_score_completions` always returns."""
 
 TRAINER_UTILS = (
+    "create_model_from_path",
     "use_adapter",
     "disable_dropout_in_model",
     "disable_gradient_checkpointing",
@@ -180,6 +181,8 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "_determine_best_metric": ("self", "metrics", "trial"),
         "_get_grad_norm": ("self", "model", "grad_norm"),
         "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
+        "_load_best_model": ("self",),
+        "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
         "_load_optimizer_and_scheduler": ("self", "checkpoint"),
         "_precompute_ref_logps": ("self", "dataset", "name", "batch_size"),
         "_save_checkpoint": ("self", "model", "trial"),
@@ -194,6 +197,8 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "_determine_best_metric": ("self", "metrics", "trial"),
         "_get_grad_norm": ("self", "model", "grad_norm"),
         "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
+        "_load_best_model": ("self",),
+        "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
         "_load_optimizer_and_scheduler": ("self", "checkpoint"),
         "_save_checkpoint": ("self", "model", "trial"),
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from trl_algos._version import __version__
-from trl_algos.errors import ConfigError, RewardError, SamplingError, nearest
+from trl_algos.errors import ConfigError, RewardError, SamplingError, nearest, unknown_name
 
 USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe says; any setting can be overridden
        trl-algos check RECIPE [--key value ...] [--num_processes N]
@@ -21,6 +21,8 @@ USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe
        trl-algos init ALGORITHM [FILE]              write a starter recipe
        trl-algos plot RUN ... [--output FILE] [--metrics NAME ...] [--by KEY ...]
                                                     curves of runs, those that differ in the seed as a band
+       trl-algos merge RUN OUT [--dtype NAME] [--base MODEL] [--trust_remote_code]
+                                                    a saved adapter and its base model as one model
        trl-algos --version
 
 `--debug` on its own shows where an error comes from. Also as `python -m trl_algos`, and under
@@ -174,6 +176,30 @@ def _plot(words: list[str]) -> int:
     return 0
 
 
+def _merge(words: list[str]) -> int:
+    dtype, words = _taken(words, "--dtype")
+    base, words = _taken(words, "--base")
+    trusts, words = "--trust_remote_code" in words, [word for word in words if word != "--trust_remote_code"]
+    unknown = [word for word in words if word.startswith("-")]
+    if unknown:
+        options = ("--dtype", "--base", "--trust_remote_code")
+        near = nearest(unknown[0], options)
+        raise ConfigError(
+            [f"merge: {unknown[0]!r} is no option, or lacks its value; there are {', '.join(options)}.{near}"]
+        )
+    if len(words) != 2 or not all(words):
+        raise ConfigError(["merge: name the folder of a run or adapter, and a folder to write."])
+    if dtype is not None and dtype not in _DTYPES:
+        raise ConfigError([unknown_name("--dtype", dtype, _DTYPES)])
+    from trl_algos.run.merging import MergeArguments, merge
+
+    for line in merge(MergeArguments(words[0], words[1], dtype, base, trusts)):
+        _write(line)
+    return 0
+
+
+_DTYPES = ("bfloat16", "float16", "float32")
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "check": _check,
@@ -181,6 +207,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": _list,
     "init": _init,
     "plot": _plot,
+    "merge": _merge,
 }
 
 

@@ -45,6 +45,11 @@ def closest(value: object, allowed: Iterable[str], cutoff: float = 0.6) -> str |
     return next(iter(difflib.get_close_matches(str(value), list(allowed), n=1, cutoff=cutoff)), None)
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's error says first; how Python writes the error where it says nothing."""
+    return (str(error).strip().splitlines() or [repr(error)])[0]
+
+
 def counted(number: int, noun: str) -> str:
     """`1 process`, `2 processes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -146,7 +146,7 @@ def test_an_adapter_is_told_from_a_model(folder: Path) -> None:
     adapter = folder / "adapter_config.json"
     adapter.write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
     message = the_problem(folder)
-    assert "holds a PEFT adapter, not a model. Give its base model, 'Qwen/Qwen2.5-0.5B', or merge" in message
+    assert "holds a PEFT adapter, not a model. Give its base model, 'Qwen/Qwen2.5-0.5B', or make one" in message
     adapter.write_text("{")
     assert "adapter_config.json is not valid JSON" in the_problem(folder)
 

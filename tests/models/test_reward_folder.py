@@ -10,8 +10,8 @@ import pytest
 import tiny
 from peft import LoraConfig, get_peft_model
 
+from trl_algos.models.adapter_folder import is_adapter_folder
 from trl_algos.models.reward_folder import (
-    is_adapter_folder,
     normalization_problems,
     reward_figures,
     reward_model_problems,

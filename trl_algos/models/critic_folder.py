@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_algos.errors import ConfigError
+from trl_algos.models.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trl_algos.models.folder import read_json
 from trl_algos.models.weight_files import Weights, file_weights, weight_shapes
 
@@ -22,12 +23,10 @@ CRITIC_FORMS = ("adapter", "separate", "shared")
 ABOUT_FILE = "critic.json"
 HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "adapter"
-# PEFT's names, which are public and fixed.
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def is_critic_folder(path: str | None) -> bool:
+def is_critic_folder(path: str | Path | None) -> bool:
     """Whether a run has left a critic there, whole or not."""
     return isinstance(path, str | os.PathLike) and str(path) != "" and os.path.isfile(os.path.join(path, ABOUT_FILE))
 

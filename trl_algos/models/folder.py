@@ -106,8 +106,8 @@ def _adapter(folder: Path) -> str:
     except ConfigError as error:
         return error.problems[0]
     return (
-        f"{str(folder)!r} holds a PEFT adapter, not a model. Give its base model, {base}, or merge the two first "
-        "(`PeftModel.from_pretrained(base, adapter).merge_and_unload()`, then `save_pretrained`, tokenizer included)."
+        f"{str(folder)!r} holds a PEFT adapter, not a model. Give its base model, {base}, or make one of the "
+        "two by `trl-algos merge`."
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from trl_algos.errors import ConfigError
 from trl_algos.finite import SMALLEST_NORMAL, is_finite_float32
+from trl_algos.models.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter_folder
 from trl_algos.models.folder import (
     architectures,
     classifier_problem,
@@ -28,20 +29,10 @@ from trl_algos.models.weight_files import Weights, file_weights, weight_shapes
 FIGURES = ("reward_mean", "reward_std")
 """Mean and standard deviation (ddof 1) of the scores of held-out completions, in reward units."""
 FIGURES_FILE = "reward_model.json"
-# PEFT's names, which are public and fixed.
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 HEADS = SCORE_HEADS
 """Names that transformers gives to the head of a sequence classifier."""
 
 _KEY = "reward_normalization"
-
-
-def is_adapter_folder(path: Any) -> bool:
-    """Whether `path` is a folder with an adapter and no whole model."""
-    if not isinstance(path, str | os.PathLike):
-        return False
-    folder = Path(path)
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def reward_model_problems(key: str, name: str, trust_remote_code: bool = False) -> list[str]:

@@ -7,15 +7,22 @@ from typing import Any
 
 from trl_algos.data.arithmetic_task import BUNDLED_MODELS
 from trl_algos.errors import ConfigError
-from trl_algos.models.folder import model_problems, not_causal_problem, read_json
+from trl_algos.models.adapter_folder import is_adapter_folder, read_adapter
+from trl_algos.models.folder import model_problems, not_causal_problem, read_json, tokenizer_problems
 from trl_algos.models.lora_shapes import lora_problems
 from trl_algos.models.score_head import classifier_weights
 from trl_algos.models.weight_files import weight_shapes
+from trl_algos.recipe.continued import adapter_problems
 from trl_algos.recipe.resolving import TASK_TYPE
 
 
 def model_folder(name: str | None) -> str | None:
-    """Folder of a model of this name, or of the bundled one; None where it does not lie here."""
+    """Folder of a model of this name, of the bundled one, or of an adapter's base; None where it does not lie here."""
+    if is_adapter_folder(name):
+        try:
+            name = read_adapter(str(name)).base
+        except ConfigError:  # complained of as the model
+            return None
     if name in BUNDLED_MODELS and not os.path.isdir(name):
         return BUNDLED_MODELS[name]()
     return name if name and os.path.isdir(name) else None
@@ -31,6 +38,8 @@ def trained_model_problems(values: Mapping[str, Any], kind: str | None) -> Itera
     name = values["model_name_or_path"]
     if name is None:
         yield f"`model_name_or_path`: not set; give a model id, a folder, or {', '.join(BUNDLED_MODELS)}."
+    elif is_adapter_folder(name):
+        yield from adapter_problems(values, TASK_TYPE[kind] if kind else None, tuple(BUNDLED_MODELS))
     else:
         quantized = values["load_in_4bit"] or values["load_in_8bit"]
         found = model_problems("model_name_or_path", name, BUNDLED_MODELS, values["trust_remote_code"], quantized)
@@ -79,7 +88,7 @@ def chat_template_problems(values: Mapping[str, Any], messages: str | None) -> I
         values: a recipe's settings, resolved.
         messages: key and name of data that are messages; None where they are not, or nobody knows.
     """
-    folder = model_folder(values["model_name_or_path"])
+    folder = _tokenizer_folder(values["model_name_or_path"])
     key = "system_prompt" if values["system_prompt"] is not None else "conversational"
     makes = values["system_prompt"] is not None or values["conversational"]
     if folder is None or not (makes or messages) or values.get("chat_template_path") is not None:
@@ -92,6 +101,12 @@ def chat_template_problems(values: Mapping[str, Any], messages: str | None) -> I
     else:
         own = " set `chat_template_path`," if "chat_template_path" in values else ""
         yield f"{messages} holds messages, {lacks};{own} give text, or use an instruct model."
+
+
+def _tokenizer_folder(name: str | None) -> str | None:
+    """Where a model's tokenizer lies; that of an adapter may have been saved beside it."""
+    own = is_adapter_folder(name) and not any(tokenizer_problems(Path(str(name))))
+    return name if own else model_folder(name)
 
 
 def _has_chat_template(folder: Path) -> bool:

@@ -1,8 +1,8 @@
 """A recipe as plain values: read from a YAML file and `--key value` words, typed, resolved, and told apart by source.
 
-A value comes from, in this order: the command line, the recipe, the recipe that it extends, the algorithm's row, TRL's
-default. Every key must be one that its kind of recipe can hold, and every value of its type; all that is wrong is
-reported together, with file and line. Nothing here imports torch or TRL.
+A value comes from, in this order: the command line, the recipe, the recipe that it extends, the adapter that it goes
+on from, the algorithm's row, TRL's default. Every key must be one that its kind of recipe can hold, and every value of
+its type; all that is wrong is reported together, with file and line. Nothing here imports torch or TRL.
 """
 
 import copy
@@ -15,6 +15,8 @@ from typing import Any
 from trl_algos.errors import ConfigError, nearest
 from trl_algos.recipe import schema
 from trl_algos.recipe.coercion import coerce
+from trl_algos.recipe.continued import SOURCE as ADAPTER_SOURCE
+from trl_algos.recipe.continued import settled_by_adapter
 from trl_algos.recipe.file import Value, environment, read_files, read_words
 from trl_algos.recipe.renamed import elsewhere
 from trl_algos.recipe.resolving import resolved
@@ -105,10 +107,13 @@ def draft(path: str | None, words: Sequence[str], num_processes: int | None) -> 
     variables = environment(written, problems)
     kind, is_known = kind_of(_algorithm(written)), "algorithm" not in written or tells_kind(_algorithm(written))
     given = _typed_values(written, kind, problems)
+    settled = settled_by_adapter(given, problems)
+    given |= settled
     count = num_processes or launched_processes()
     judged: list[str] = []
     values, sources = resolved(kind, given, count, judged)
     sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
+    sources |= {key: ADAPTER_SOURCE for key in settled.keys() - written.keys()}
     judged += unused_problems(kind, given, values)
     problems += judged if is_known else [message for message in judged if message.startswith("`algorithm`")]
     recipe = Recipe(path, kind, written, given, values, sources, variables, count, is_known)

@@ -8,13 +8,12 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from rich.console import RenderableType
 from rich.table import Table
-from trl import get_peft_config, get_quantization_config
 
 from trl_algos.errors import ConfigError, counted
 from trl_algos.recipe.arguments import Arguments
 from trl_algos.run.folder import PAIR_PLOT_FILE
 from trl_algos.run.held_out_pairs import HELD_OUT, HeldOutPairs, PairTrainer, judged_pairs
-from trl_algos.run.models import trained_model
+from trl_algos.run.models import model_arguments
 from trl_algos.run.plots import PAIR_PANELS, plot_run
 from trl_algos.trainers import BradleyTerryTrainer, PreferenceTrainer
 from trl_algos.trainers.checkpoint_states import check_states
@@ -47,12 +46,10 @@ class PairsJob:
         sets = {HELD_OUT: self._pairs, _TEST: self._test_dataset if args.eval_strategy != "no" else None}
         trainer_class = BradleyTerryTrainer if self._arguments.kind == "reward_model" else PreferenceTrainer
         trainer: PairTrainer = trainer_class(
-            model=trained_model(self._arguments),
             args=args,
             train_dataset=self._train_dataset,
             eval_dataset={name: pairs for name, pairs in sets.items() if pairs is not None} or None,
-            quantization_config=get_quantization_config(self._arguments.model),
-            peft_config=get_peft_config(self._arguments.model),
+            **model_arguments(self._arguments),
         )
         prepared = trainer.eval_dataset or {}
         self._prepared, trainer.eval_dataset = prepared.get(HELD_OUT), prepared.get(_TEST)

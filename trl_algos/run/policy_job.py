@@ -7,18 +7,17 @@ from typing import Any
 from datasets import Dataset
 from rich.console import RenderableType
 from rich.table import Table
-from trl import get_peft_config, get_quantization_config
 
 from trl_algos.algorithms import advantage_needs
 from trl_algos.data.loading import column_names
 from trl_algos.errors import ConfigError
+from trl_algos.models.adapter_folder import is_adapter_folder
 from trl_algos.models.critic_folder import is_critic_folder
-from trl_algos.models.reward_folder import is_adapter_folder
 from trl_algos.recipe.arguments import Arguments
 from trl_algos.rewards.spec import load_rewards
 from trl_algos.run.folder import PLOT_FILE
 from trl_algos.run.held_out import HeldOut, held_out_rewards
-from trl_algos.run.models import found_model, trained_model
+from trl_algos.run.models import found_model, model_arguments
 from trl_algos.run.plots import plot_run
 from trl_algos.run.sampling_table import sampling_table
 from trl_algos.settings.critic import critic_stands_alone
@@ -46,19 +45,17 @@ class PolicyJob:
 
     def trainer(self, resume: str | None) -> PolicyTrainer:
         """The trainer, which has looked at the checkpoint that it goes on from."""
-        model, args = trained_model(self._arguments), self._arguments.trainer
+        args, model = self._arguments.trainer, model_arguments(self._arguments)
         if args.critic_model_name_or_path and not is_critic_folder(args.critic_model_name_or_path):
             key, name = "critic_model_name_or_path", args.critic_model_name_or_path
             args.critic_model_name_or_path = found_model(key, name, "main", args.trust_remote_code)
         trainer_class = PPOTrainer if "critic" in advantage_needs(args.advantage_function) else PolicyTrainer
         trainer = trainer_class(
-            model=model,
             reward_funcs=self._rewards,
             args=args,
             train_dataset=self._train_dataset,
             eval_dataset=self._test_dataset if args.eval_strategy != "no" else None,
-            quantization_config=get_quantization_config(self._arguments.model),
-            peft_config=get_peft_config(self._arguments.model),
+            **model,
         )
         trainer.check_start(resume)
         return trainer

@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from trl_algos.data.loading import load_data
-from trl_algos.errors import ConfigError
+from trl_algos.errors import ConfigError, first_line
 from trl_algos.recipe import schema
 from trl_algos.recipe.arguments import Arguments, build
 from trl_algos.recipe.checks import data_spec
@@ -83,8 +83,7 @@ def _made_trainer(job: Any, args: Any, resume: str | None) -> Any:
     except (ImportError, OSError, RuntimeError, TypeError, ValueError, HTTPError) as error:
         if is_new and args.should_save:
             _remove_if_empty(Path(args.output_dir))  # the trainer makes it before it looks at anything
-        first_line = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise ConfigError(error.problems if isinstance(error, ConfigError) else [first_line]) from error
+        raise ConfigError(error.problems if isinstance(error, ConfigError) else [first_line(error)]) from error
 
 
 def _remove_if_empty(folder: Path) -> None:

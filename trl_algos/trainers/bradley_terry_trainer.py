@@ -15,9 +15,9 @@ from trl_algos.errors import ConfigError
 from trl_algos.models.reward_folder import write_adapter_figures
 from trl_algos.preference_config import BradleyTerryConfig
 from trl_algos.preference_rows import ID_SIDES, SIDES, SOURCE
+from trl_algos.trainers.adapters import check_adapter
 from trl_algos.trainers.packing.models import pack_classifier
 from trl_algos.trainers.packing.start import start_packing
-from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.held_out_means import share_of_batch
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, HeldOutPairs, Scores, joined
 from trl_algos.trainers.preference.pairs import (
@@ -102,7 +102,7 @@ class BradleyTerryTrainer(ExactResume, HeldOutFigures, CheckedSteps, RewardTrain
         args = BradleyTerryConfig("trainer_output") if args is None else args
         if not isinstance(args, BradleyTerryConfig):
             raise ConfigError([f"`args`: {type(args).__name__} must be a BradleyTerryConfig."])
-        refuse_adapter_path(model)
+        check_adapter(model, copied=False)
         _refuse_images(train_dataset, eval_dataset)
         tokenizer = with_own_padding(processing_class or loaded_tokenizer(model, args))
         self.calibration: PairCalibration | None = None

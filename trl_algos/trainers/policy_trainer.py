@@ -35,6 +35,7 @@ from trl_algos.core import (
 )
 from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
+from trl_algos.trainers.adapters import check_adapter, give_reference_adapter, same_dtypes
 from trl_algos.trainers.best_metric import check_best_metric
 from trl_algos.trainers.checkpoint_states import check_states, warn_of_lost_states
 from trl_algos.trainers.dropout import disable_functional_dropout
@@ -116,8 +117,10 @@ class PolicyTrainer(GRPOTrainer):
             )
         if kwargs.get("rollout_func") is not None:
             kwargs["rollout_func"] = without_empty_completions(kwargs["rollout_func"])
+        check_adapter(model, copied=bool(args.beta))
         reward_funcs = with_adapters_loaded(reward_funcs, args.model_init_kwargs, args.trust_remote_code)
         super().__init__(model, reward_funcs, args, **kwargs)
+        give_reference_adapter(self.model)
         self.reward_scale = self._reward_scale() if args.reward_normalization else None
         # In place, so that TRL's names and weights stay with them; models are no functions of ours to check.
         self.reward_funcs[:] = [
@@ -643,6 +646,14 @@ class PolicyTrainer(GRPOTrainer):
         if not self.args.save_only_model:
             save_state(self, folder)
         super()._save_checkpoint(model, trial)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with same_dtypes(self.model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        with same_dtypes(self.model):
+            super()._load_best_model()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -14,9 +14,9 @@ from trl_algos.core import nll_per_token
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
 from trl_algos.preference_rows import SOURCE
+from trl_algos.trainers.adapters import check_adapter, give_reference_adapter
 from trl_algos.trainers.packing.models import pack_language_model
 from trl_algos.trainers.packing.start import start_packing
-from trl_algos.trainers.preference.adapters import refuse_adapter_path
 from trl_algos.trainers.preference.held_out_means import over_all_pairs, own_pairs, share_of_batch
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures, Scores
 from trl_algos.trainers.preference.pairs import (
@@ -58,8 +58,7 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, CheckedSteps, DPOTrainer):
         args = PreferenceConfig("trainer_output") if args is None else args
         if not isinstance(args, PreferenceConfig):
             raise ConfigError([f"`args`: {type(args).__name__} must be a PreferenceConfig."])
-        refuse_adapter_path(model)
-        _check_adapter(model, ref_model)
+        check_adapter(model, copied=ref_model is None)
         _warn_of_images(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         self.dropped_pairs: dict[str, dict[str, int]] = {}
         self._padding_free, self._packed = args.padding_free, False
@@ -68,6 +67,7 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, CheckedSteps, DPOTrainer):
             super().__init__(model, ref_model, args, **kwargs)
         finally:
             args.padding_free = self._padding_free
+        give_reference_adapter(self.model)
         self._pack_models()
         self.data_collator: Any = WithSources(self.data_collator)
         # TRL's robust loss is cDPO's at another smoothing. The attribute alone changes: `args` says what was set.
@@ -198,14 +198,3 @@ def _warn_of_images(*datasets: Any) -> None:
             UserWarning,
             stacklevel=3,
         )
-
-
-def _check_adapter(model: Any, ref_model: Any) -> None:
-    """Refuse an adapter that TRL could not copy as the reference, or that would not train."""
-    adapters = getattr(model, "peft_config", None)
-    if not adapters:
-        return
-    if ref_model is None and "default" not in adapters:
-        raise ConfigError([f"`model`: its adapter must be called default to be copied, but is {', '.join(adapters)}."])
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(["`model`: its adapter is frozen; load it with `is_trainable=True`."])

@@ -10,15 +10,15 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from trl_algos.errors import ConfigError
+from trl_algos.errors import ConfigError, first_line
+from trl_algos.models.adapter_folder import ADAPTER_CONFIG, Adapter, is_adapter_folder, read_adapter
 from trl_algos.models.folder import read_json
 from trl_algos.models.reward_folder import (
-    ADAPTER_CONFIG,
     FIGURES,
     figures_problem,
-    is_adapter_folder,
     reward_figures,
 )
+from trl_algos.trainers.adapters import classifier_base, with_adapter
 
 
 def load_reward_model(folder: str | os.PathLike[str], **kwargs: Any) -> Any:
@@ -40,21 +40,32 @@ def load_reward_model(folder: str | os.PathLike[str], **kwargs: Any) -> Any:
     """
     name = os.fspath(folder).rstrip("/") or "/"
     try:
-        model = AutoModelForSequenceClassification.from_pretrained(name, **{"num_labels": 1, **kwargs}).eval()
         if is_adapter_folder(name):
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            # What transformers has put there is the base model's.
-            model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-            model.config._name_or_path = name
-            _set_figures(model.config, reward_figures(name))
-    except ConfigError:
-        raise
+            model = _adapted_model(read_adapter(name), kwargs)
+        else:
+            model = AutoModelForSequenceClassification.from_pretrained(name, **{"num_labels": 1, **kwargs})
+    except ConfigError as error:
+        raise ConfigError([f"`reward_funcs`: {problem}" for problem in error.problems]) from error
     # What transformers, PEFT and safetensors raise for a file that is missing, cut short or of another kind.
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise ConfigError([f"`reward_funcs`: {_described(name)} cannot be loaded: {reason}"]) from error
+        raise ConfigError([f"`reward_funcs`: {_described(name)} cannot be loaded: {first_line(error)}"]) from error
+    model.eval()
     if "position_ids" in inspect.signature(model.forward).parameters:
         model.register_forward_pre_hook(_count_positions, with_kwargs=True)
+    return model
+
+
+def _adapted_model(adapter: Adapter, kwargs: dict[str, Any]) -> Any:
+    """The classifier with the adapter in its layers; transformers loads both without DoRA's lengths."""
+    if adapter.base is None:
+        raise ConfigError([f"{str(adapter.folder / ADAPTER_CONFIG)!r} does not name its base model."])
+    base = classifier_base(adapter.base, adapter, **{"num_labels": 1, "revision": adapter.revision, **kwargs})
+    model = with_adapter(base, adapter, trainable=False).get_base_model()
+    name = str(adapter.folder)
+    # What transformers has put there is the base model's.
+    model.config.get_text_config().pad_token_id = AutoTokenizer.from_pretrained(name).pad_token_id
+    model.config._name_or_path = name
+    _set_figures(model.config, reward_figures(name))
     return model
 
 

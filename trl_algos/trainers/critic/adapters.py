@@ -48,8 +48,9 @@ def adapter_layers(model: nn.Module) -> list[Any]:
 
 
 def adapter_holders(layers: Sequence[Any]) -> list[Any]:
-    """The dictionaries, adapter name -> weights, that `layers` keep their adapters in."""
-    found = [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names]
+    """The dictionaries, adapter name -> weights, that `layers` keep their adapters in; each of them once."""
+    # PEFT names that of DoRA's magnitudes anew for every adapter.
+    found = [getattr(layer, name) for layer in layers for name in dict.fromkeys(layer.adapter_layer_names)]
     return [holder for holder in found if isinstance(holder, nn.ModuleDict | nn.ParameterDict)]
 
 

@@ -16,12 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 
-from trl_algos.errors import ConfigError
+from trl_algos.errors import ConfigError, first_line
+from trl_algos.models.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trl_algos.models.critic_folder import (
     ABOUT_FILE,
-    ADAPTER_CONFIG,
     ADAPTER_FOLDER,
-    ADAPTER_WEIGHTS,
     FOLDER,
     HEAD_FILE,
     HELD_BACK,
@@ -190,11 +189,9 @@ def load_critic(folder: str | Path) -> LoadedCritic:
     # What transformers, PEFT and safetensors raise for a file that is missing, cut short or of another kind.
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         model = folder.parent if about["form"] == "shared" else about["base_model"] if about["lora"] else folder
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
         moved = f"; `base_model` in {folder / ABOUT_FILE} says where it lies" if about["lora"] else ""
-        raise ConfigError(
-            [f"`folder`: the critic reads the model {str(model)!r}, which cannot be loaded{moved}: {reason}"]
-        ) from error
+        reads = f"`folder`: the critic reads the model {str(model)!r}, which cannot be loaded{moved}"
+        raise ConfigError([f"{reads}: {first_line(error)}"]) from error
     weights = load_file(folder / HEAD_FILE)
     head = ValueHead(weights["weight"].shape[1])
     head.load_state_dict(weights)

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 from trl.trainer.utils import disable_dropout_in_model
 
-from trl_algos.errors import ConfigError
+from trl_algos.errors import ConfigError, first_line
 from trl_algos.models.critic_folder import about_critic, base_problems, is_critic_folder
 from trl_algos.models.folder import ENCODER, classifier_problem, is_encoder
 from trl_algos.models.reward_folder import FIGURES, figures_problem
@@ -128,8 +128,7 @@ def _loaded(
         raise
     # What transformers and safetensors raise for a file that is missing, cut short or of another kind.
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise ConfigError([f"`{KEY}`: {path!r} cannot be loaded: {reason}"]) from error
+        raise ConfigError([f"`{KEY}`: {path!r} cannot be loaded: {first_line(error)}"]) from error
     with torch.no_grad():
         head.weight.copy_(whole({"weight": reward_model.score.weight})["weight"])
         figures = known_figures(reward_model.config)

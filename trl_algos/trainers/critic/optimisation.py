@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from trl_algos.config import PolicyConfig
-from trl_algos.errors import ConfigError
+from trl_algos.errors import ConfigError, first_line
 from trl_algos.settings.critic import plain
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def schedule_problems(args: PolicyConfig) -> Iterator[str]:
         try:
             _factor(args, role, 100)(50)
         except (TypeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            yield f"`{key}`: {getattr(args, key)!r}, with which {reason}"
+            yield f"`{key}`: {getattr(args, key)!r}, with which {first_line(error)}"
 
 
 def _schedule_of(args: PolicyConfig, role: str) -> tuple[str, float, dict[str, Any] | None]:

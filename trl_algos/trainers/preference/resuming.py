@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
 
+from trl_algos.trainers.adapters import same_dtypes
 from trl_algos.trainers.checkpoint_states import check_states, warn_of_lost_states
 
 
@@ -16,6 +17,7 @@ class ExactResume:
     """
 
     args: Any
+    model: Any
     state: Any
     _total_train_tokens: int
 
@@ -35,6 +37,14 @@ class ExactResume:
         if self._counts_for_us:
             self.state.num_input_tokens_seen = self._total_train_tokens
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with same_dtypes(self.model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_best_model(self) -> None:
+        with same_dtypes(self.model):
+            super()._load_best_model()  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
