@@ -17,7 +17,6 @@ _FIXED = (
     "shuffle_dataset",
     "num_generations",
     "num_iterations",
-    "critic",
     "critic_num_iterations",
     "optim",
     "train_sampling_strategy",

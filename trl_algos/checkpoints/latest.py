@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from trl_algos.checkpoints.record import file_problems, read_record, step_of
+from trl_algos.checkpoints.record import file_problems, read_record
 from trl_algos.errors import ConfigError
 
 LATEST = "latest"
@@ -53,7 +53,9 @@ def latest_checkpoint(output_dir: str | Path) -> Path:
         if not problems:
             return folder
         logger.warning("%s is passed over: %s.", folder, problems[0])
-    raise ConfigError([f"`resume_from_checkpoint`: {LATEST}, but there is no whole checkpoint in {str(output_dir)!r}."])
+    raise ConfigError(
+        [f"`resume_from_checkpoint`: {LATEST}, but there is no whole checkpoint in {str(output_dir)!r}."]
+    )
 
 
 def last_saved(output_dir: str | Path) -> Path | None:
@@ -85,6 +87,3 @@ def _saved(folder: Path) -> tuple[int, int]:
 def _named_step(folder: Path) -> int | None:
     step = folder.name.rpartition("-")[2]
     return int(step) if folder.name == f"checkpoint-{step}" and step.isdecimal() else None
-
-
-__all__ = ["LATEST", "checkpoints_in", "chosen_checkpoint", "last_saved", "latest_checkpoint", "order_of", "step_of"]

@@ -43,6 +43,8 @@ def publish_checkpoint(folder: Path, run: Mapping[str, Any]) -> None:
         run: as of `write_record`.
     """
     draft, replaced = draft_of(folder), draft_of(folder).with_name(_REPLACED + folder.name)
+    if not draft.is_dir():  # on a disk that processes share another one has done it
+        return
     write_record(draft, run, order=1 + max(map(order_of, checkpoints_in(folder.parent)), default=0))
     if folder.exists():
         os.replace(folder, replaced)
@@ -58,6 +60,8 @@ def publish_files(folder: Path) -> None:
     Weights of another form, which loading would prefer or mix in, are removed.
     """
     draft = model_draft_of(folder)
+    if not draft.is_dir():
+        return
     names = [path.relative_to(draft) for path in sorted(draft.rglob("*")) if path.is_file()]
     for name in names:
         flush(draft / name)
