@@ -4,6 +4,7 @@ Refused is what the saved state depends on: whose weights these are, which rows 
 may change, is told, and holds from the next step on.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -81,7 +82,7 @@ def _same_processes(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def _rows_of_step(settings: Mapping[str, Any]) -> Any:
     sizes = [settings.get(name) for name in _BATCH]
-    return sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else None
+    return math.prod(size for size in sizes if size is not None)
 
 
 def _has_effect(name: str) -> bool:

@@ -53,9 +53,7 @@ def latest_checkpoint(output_dir: str | Path) -> Path:
         if not problems:
             return folder
         logger.warning("%s is passed over: %s.", folder, problems[0])
-    raise ConfigError(
-        [f"`resume_from_checkpoint`: {LATEST}, but there is no whole checkpoint in {str(output_dir)!r}."]
-    )
+    raise ConfigError([f"`resume_from_checkpoint`: {LATEST}, but there is no whole checkpoint in {output_dir}."])
 
 
 def last_saved(output_dir: str | Path) -> Path | None:

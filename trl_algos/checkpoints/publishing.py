@@ -4,6 +4,7 @@ What is being written lies in `_saving` beside its place: on the same file syste
 under a name that uploads and searches for checkpoints leave out. A process that is killed leaves it there.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -125,7 +126,5 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # another machine, whose disk this is, too, has something there
         folder.rmdir()
-    except OSError:  # another node, whose disk this is, too, has something there
-        pass

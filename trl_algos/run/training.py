@@ -44,7 +44,7 @@ def train(recipe: Recipe) -> Any:
     """
     arguments = build(recipe)
     args = arguments.trainer
-    resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir, args.algorithm, args.max_steps)
+    resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir, args.max_steps)
     train_dataset, test_dataset = load_data(data_spec(recipe), needs_test_split(recipe.values))
     job: Any = (PolicyJob if arguments.kind == "policy" else PairsJob)(arguments, train_dataset, test_dataset)
     trainer = _made_trainer(job, args, resume)

@@ -92,8 +92,8 @@ class WholeCheckpoints:
         if before in (None, now) or not getattr(trainer, "is_deepspeed_enabled", False):
             return []
         return [
-            f"`deepspeed`: {checkpoint} was saved by {before} processes and can be taken up by as many alone; now there "
-            f"are {now}."
+            f"`deepspeed`: {checkpoint} was saved by {before} processes, each of which has files of its own, and now "
+            f"there are {now}; take as many, or start from the model there."
         ]
 
     def _run(self) -> dict[str, Any]:
