@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_algos._version import __version__
-from trl_algos.errors import ConfigError
+from trl_algos.errors import ConfigError, counted
 
 RECORD_FILE = "checkpoint.json"
 STATE_FILE = "trainer_state.json"
@@ -68,13 +68,18 @@ def step_of(folder: str | Path) -> int | None:
 
 
 def file_problems(folder: str | Path) -> list[str]:
-    """What is wrong with the files of a checkpoint as its record tells, in messages without a key or a full stop."""
+    """What is wrong with the files of a checkpoint as its record tells, in messages without a key or a full stop.
+
+    One for the first file, and how many there are besides: nobody mends them one by one.
+    """
     folder = Path(folder)
     try:
         record = read_record(folder)
     except ConfigError as error:
         return [problem.rstrip(".") for problem in error.problems]
     problems = [] if record is None else list(_differences(folder, record["files"]))
+    if len(problems) > 1:
+        problems = [f"{problems[0]} (and {counted(len(problems) - 1, 'other file')})"]
     if not problems and step_of(folder) is None:
         lost = not (folder / STATE_FILE).is_file()
         problems = [f"{folder / STATE_FILE} {'is missing' if lost else 'cannot be read: it is cut short, or no JSON'}"]

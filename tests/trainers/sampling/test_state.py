@@ -9,6 +9,7 @@ import tiny
 import torch
 
 from trl_algos.algorithms import ALGORITHMS
+from trl_algos.checkpoints.record import RECORD_FILE, read_record, write_record
 from trl_algos.config import PolicyConfig
 from trl_algos.errors import ConfigError
 from trl_algos.trainers import PolicyTrainer, PPOTrainer
@@ -142,10 +143,12 @@ def test_a_checkpoint_of_another_number_of_processes_is_sampled_anew(
     made(tmp_path, model_folder, steps=1, **case).train()
     file = tmp_path / "checkpoint-1" / state.BATCH_FILE.format(rank=0)
     torch.save(torch.load(file, weights_only=True) | {"ranks": 2}, file)
+    write_record(file.parent, read_record(file.parent)["run"] | {"processes": 2}, order=1)
     logging.getLogger("trl_algos").propagate = True
     resumed = made(tmp_path, model_folder, steps=2, **case)
     with caplog.at_level(logging.WARNING):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "not as the one that was left: max_steps: 1 -> 2; processes: 2 -> 1." in caplog.text
     assert "no generation batch for this number of processes: one is sampled anew" in caplog.text
     assert resumed.accounts.table()["rounds_per_batch"]["mean"] == 1.0
     assert resumed.accounts.table()["completions"] == 2 * 16
@@ -155,11 +158,13 @@ def test_a_checkpoint_without_state_is_gone_on_with(
     tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made(tmp_path, model_folder, steps=1, **CASES["dapo"]).train()
-    (tmp_path / "checkpoint-1" / state.STATE_FILE).unlink()
+    for name in (RECORD_FILE, state.STATE_FILE):
+        (tmp_path / "checkpoint-1" / name).unlink()
     logging.getLogger("trl_algos").propagate = True
     resumed = made(tmp_path, model_folder, steps=2, **CASES["dapo"])
     with caplog.at_level(logging.WARNING):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "checkpoint-1 has no record of its run" in caplog.text
     assert "has no sampling.pt: what was sampled is counted from 0, and data start anew" in caplog.text
 
 
