@@ -68,4 +68,3 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(kind, lora, tmp_p
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(resumed).items()), step
         assert logs(resumed) == logs(whole), step
-

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from trl_algos.checkpoints.record import file_problems, read_record
+from trl_algos.checkpoints.record import file_problems, read_record, step_of
 from trl_algos.errors import ConfigError
 
 LATEST = "latest"
@@ -36,6 +36,26 @@ def chosen_checkpoint(named: str | bool | None, output_dir: str | Path) -> str |
     if problems:
         raise ConfigError([f"`resume_from_checkpoint`: {p}; take an earlier checkpoint." for p in problems])
     return str(named)
+
+
+def checkpoint_to_resume(named: str | bool | None, output_dir: str | Path, max_steps: int) -> str | None:
+    """As `chosen_checkpoint`, which must have a step left to take: transformers would take one more in any case.
+
+    Args:
+        named: as there.
+        output_dir: as there.
+        max_steps: the last step; -1 where epochs are counted.
+
+    Raises:
+        ConfigError: also where it is at the last step.
+    """
+    folder = chosen_checkpoint(named, output_dir)
+    step = None if folder is None else step_of(folder)
+    if step is not None and 0 < max_steps <= step:
+        raise ConfigError(
+            [f"`max_steps`: {max_steps} leaves nothing to do: {folder} is at step {step}, and holds the model."]
+        )
+    return folder
 
 
 def latest_checkpoint(output_dir: str | Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_algos.checkpoints.changes import ADAPTER, refused_changes
-from trl_algos.checkpoints.latest import chosen_checkpoint
+from trl_algos.checkpoints.latest import checkpoint_to_resume
 from trl_algos.checkpoints.record import read_record
 from trl_algos.data.spec import DataSpec, data_problems, local_columns, local_messages
 from trl_algos.errors import ConfigError
@@ -89,7 +89,9 @@ def _file_problems(values: Any) -> Iterator[str]:
 def _checkpoint_problems(values: Any) -> Iterator[str]:
     """Why the run cannot go on from the checkpoint that it names, as far as files tell."""
     try:
-        folder = chosen_checkpoint(values["resume_from_checkpoint"], values["output_dir"] or "")
+        folder = checkpoint_to_resume(
+            values["resume_from_checkpoint"], values["output_dir"] or "", values["max_steps"]
+        )
         record = None if folder is None else read_record(folder)
     except ConfigError as error:
         yield from error.problems

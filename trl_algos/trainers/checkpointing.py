@@ -10,7 +10,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trl_algos.checkpoints.changes import refused_changes, told_changes
-from trl_algos.checkpoints.latest import chosen_checkpoint, last_saved
+from trl_algos.checkpoints.latest import checkpoint_to_resume, last_saved
 from trl_algos.checkpoints.publishing import (
     SAVING,
     discard_draft,
@@ -51,7 +51,7 @@ class WholeCheckpoints:
         Raises:
             ConfigError: it is not whole, or is not one that this run can go on from; nothing was written.
         """
-        folder = chosen_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        folder = checkpoint_to_resume(resume_from_checkpoint, self.args.output_dir, self.args.max_steps)
         self.check_start(folder)
         run = self._run()
         if folder is not None and self.accelerator.is_main_process:
