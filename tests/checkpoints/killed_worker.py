@@ -92,7 +92,7 @@ def run(
     trainer.train(resume_from_checkpoint=str(start) if start else "latest" if last_saved(folder) else None)
     trainer.save_model()
     logs = [
-        {name: x for name, x in log.items() if "time" not in name and "second" not in name}
+        sorted((name, x) for name, x in log.items() if "time" not in name and "second" not in name)
         for log in trainer.state.log_history
         if "loss" in log
     ]
