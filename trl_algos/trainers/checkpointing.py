@@ -163,7 +163,19 @@ class WholeCheckpoints:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         if checkpoint is not None:
             warn_of_lost_states(Path(checkpoint), self.args.world_size)
+            self._warn_of_stream(checkpoint)
             self.load_states(Path(checkpoint))
+
+    def _warn_of_stream(self, checkpoint: str) -> None:
+        """Transformers finds its place in the first pass over a stream, whose length it cannot know."""
+        own_place = getattr(self, "collector", None) is not None
+        is_stream = not hasattr(self.train_dataset, "__len__")
+        if is_stream and not own_place and (self.state.epoch or 0) > 1 and self.accelerator.is_main_process:
+            logger.warning(
+                "%s is of a later pass over the data: the stream starts from its beginning, and the run is not the "
+                "one that was left.",
+                checkpoint,
+            )
 
     def _last_checkpoint(self) -> str | None:
         """Folder of the checkpoint that a run would go on from now."""
