@@ -24,27 +24,32 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "preference_algorithms": ({"core"}, {"torch"}),
     "objective": ({"algorithms", "core", "preference_algorithms"}, set()),
     "settings": ({"algorithms", "core", "errors", "models", "preference_algorithms"}, set()),
+    "checkpoints": ({"_version", "errors"}, set()),
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
     "preference_config": ({"_compat", "errors", "preference_algorithms", "settings"}, {"trl"}),
     "rewards": ({"errors", "finite"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
         {
-            *("core", "algorithms", "config", "_compat", "errors", "models", "preference_config", "preference_rows"),
-            *("rewards", "settings"),
+            *("checkpoints", "core", "algorithms", "config", "_compat", "errors", "models", "preference_config"),
+            *("preference_rows", "rewards", "settings"),
         },
         {"trl", "transformers", "accelerate", "torch", "peft", "safetensors", "deepspeed", "numpy", "datasets"},
     ),
     "data": ({"errors", "preference_algorithms", "preference_rows"}, {"datasets", "pyarrow", "reasoning_gym"}),
     "recipe": (
         {
-            *("algorithms", "config", "data", "errors", "models", "objective", "preference_algorithms"),
+            *("algorithms", "checkpoints", "config", "data", "errors", "models", "objective"),
+            "preference_algorithms",
             *("preference_config", "preference_rows", "rewards", "settings"),
         },
         {"yaml", "trl", "transformers", "accelerate"},
     ),
     "run": (
-        {"_version", "algorithms", "data", "errors", "models", "recipe", "rewards", "settings", "trainers"},
+        {
+            *("_version", "algorithms", "checkpoints", "data", "errors", "models", "recipe", "rewards", "settings"),
+            "trainers",
+        },
         {
             *("trl", "transformers", "datasets", "httpx", "rich", "matplotlib", "numpy", "yaml", "torch"),
             *("safetensors", "huggingface_hub"),

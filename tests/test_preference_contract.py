@@ -15,6 +15,7 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_algos import BradleyTerryTrainer, PreferenceTrainer, _compat
 from trl_algos.trainers import bradley_terry_trainer, preference_trainer
+from trl_algos.trainers.checkpointing import WholeCheckpoints
 from trl_algos.trainers.preference import held_out_pairs, reward_head
 from trl_algos.trainers.preference import pairs as pairs_source
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures
@@ -72,7 +73,7 @@ def test_every_name_of_trl_is_listed(trainer, built):
     """Attributes of `self` and `super()` that are neither our own nor public in transformers."""
     ours = OURS[trainer]
     used, stored = set(), set()
-    for part in (ours, HeldOutFigures, ExactResume, CheckedSteps):
+    for part in (ours, HeldOutFigures, ExactResume, WholeCheckpoints, CheckedSteps):
         stored |= set(vars(part)) | set(part.__annotations__)
         for node in ast.walk(ast.parse(inspect.getsource(part))):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()"):

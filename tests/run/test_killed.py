@@ -81,10 +81,10 @@ def test_a_run_killed_three_times_ends_like_one_that_was_not(name: str, tmp_path
     subprocess.run(command(left_alone, name), env=environment(), check=True, capture_output=True)
     killed(resumed, name)
     for _ in range(2):
-        killed(resumed, name, "--resume_from_checkpoint", "true")
+        killed(resumed, name, "--resume_from_checkpoint", "latest")
     assert 9 <= steps_saved(resumed) < STEPS
     done = subprocess.run(
-        command(resumed, name, "--resume_from_checkpoint", "true"), env=environment(), check=True, capture_output=True
+        command(resumed, name, "--resume_from_checkpoint"), env=environment(), check=True, capture_output=True
     )
     assert b"Sampled in training" in done.stdout
     weights, expected = (load_file(folder / "run" / "model.safetensors") for folder in (resumed, left_alone))

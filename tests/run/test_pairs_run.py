@@ -232,7 +232,7 @@ def test_token_ids_are_for_reward_models(tmp_path: Path) -> None:
     rows = [{"chosen_ids": [5, 6, 7], "rejected_ids": [5, 6, 8]}] * 16
     (tmp_path / "ids.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = short_words(tmp_path / "run", tmp_path / "ids.jsonl", **UNJUDGED)
-    with pytest.raises(ConfigError, match="holds pairs of token ids .* for bradley_terry alone"):
+    with pytest.raises(ConfigError, match=r"holds pairs of token ids .* for bradley_terry alone"):
         train(read_recipe(str(PATH / "dpo.yaml"), words))
     assert not (tmp_path / "run").exists()
 

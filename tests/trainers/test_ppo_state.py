@@ -104,6 +104,7 @@ def test_a_checkpoint_without_its_critic_is_refused(model_folder: str, tmp_path:
     (tmp_path / "checkpoint-2/critic/adapter/adapter_model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"^`resume_from_checkpoint`: .*adapter_model.safetensors is missing"):
         sampling_trainer("adapter", model_folder, tmp_path, **settings).train(resume_from_checkpoint=checkpoint)
+    (tmp_path / "checkpoint-2/checkpoint.json").unlink()  # as one of a run of TRL's own
     shutil.rmtree(tmp_path / "checkpoint-2/critic")
     with pytest.raises(ConfigError, match=r"^`resume_from_checkpoint`: .*critic' holds no critic"):
         sampling_trainer("adapter", model_folder, tmp_path, **settings).train(resume_from_checkpoint=checkpoint)

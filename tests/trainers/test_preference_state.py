@@ -1,11 +1,5 @@
 """What a run on preference pairs takes up from a checkpoint: it ends as if it had not been interrupted, to the bit."""
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
 import preference_pairs as pairs
 import pytest
 import tiny
@@ -14,7 +8,6 @@ from peft import LoraConfig
 from transformers import GPT2ForSequenceClassification
 
 from trl_algos import BradleyTerryConfig, BradleyTerryTrainer, PreferenceConfig, PreferenceTrainer
-from trl_algos.errors import ConfigError
 
 STEPS = 7
 """Of two micro-batches of two of 14 pairs: four to an epoch, the last of one micro-batch."""
@@ -75,39 +68,3 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(kind, lora, tmp_p
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(resumed).items()), step
         assert logs(resumed) == logs(whole), step
-
-
-def test_a_run_killed_while_it_saved_goes_on_from_the_checkpoint_before(tmp_path):
-    command = [sys.executable, __file__, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    assert (tmp_path / "checkpoint-3/optimizer.pt").stat().st_size == 100
-    with pytest.raises(ConfigError, match=r"checkpoint-3/trainer_state.json is missing; take an earlier checkpoint"):
-        trainer_of("reward model", tmp_path).train(resume_from_checkpoint=True)
-    resumed = trainer_of("reward model", tmp_path)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    whole = trainer_of("reward model", tmp_path / "whole")
-    whole.train()
-    assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(resumed).items())
-
-
-def killed_while_saving(folder):
-    """Train until the optimizer of the third checkpoint is written, of which 100 bytes get onto the disk."""
-    save, written = torch.save, []
-
-    def save_and_die(state, path, *args, **kwargs):
-        save(state, path, *args, **kwargs)
-        if str(path).endswith("optimizer.pt"):
-            written.append(path)
-        if len(written) == 3:
-            os.truncate(path, 100)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    torch.save = save_and_die
-    trainer_of("reward model", folder).train()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    killed_while_saving(Path(sys.argv[1]))

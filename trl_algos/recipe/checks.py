@@ -9,6 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from trl_algos.checkpoints.changes import ADAPTER, refused_changes
+from trl_algos.checkpoints.latest import checkpoint_to_resume
+from trl_algos.checkpoints.record import read_record
 from trl_algos.data.spec import DataSpec, data_problems, local_columns, local_messages
 from trl_algos.errors import ConfigError
 from trl_algos.recipe.measured import needs_test_split
@@ -16,7 +19,10 @@ from trl_algos.recipe.model_checks import chat_template_problems, trained_model_
 from trl_algos.recipe.pair_checks import pair_problems
 from trl_algos.recipe.policy_checks import policy_problems
 from trl_algos.recipe.reading import FILE_OR_BLOCK, Recipe, draft, placed
+from trl_algos.recipe.schema import COMPUTED
+from trl_algos.settings.public import public_settings
 from trl_algos.settings.tracking import report_to_problems
+from trl_algos.settings.trainer_checks import launched_processes
 
 
 def checked_recipe(path: str, words: Sequence[str], num_processes: int | None = None) -> Recipe:
@@ -69,16 +75,33 @@ def data_spec(recipe: Recipe) -> DataSpec:
 
 
 def _file_problems(values: Any) -> Iterator[str]:
-    output, resume = values["output_dir"], values["resume_from_checkpoint"]
+    output = values["output_dir"]
     if output is not None and not output.strip():
         yield f"`output_dir`: {output!r} is empty; name a folder."
     elif output is not None and os.path.exists(output) and not os.path.isdir(output):
         yield f"`output_dir`: {output!r} is a file; give a folder."
-    if resume not in (None, "true", "false") and not os.path.isdir(resume):
-        yield f"`resume_from_checkpoint`: {resume!r} is not a folder; give one, or true for the latest."
+    yield from _checkpoint_problems(values)
     for key in FILE_OR_BLOCK:
         if isinstance(values[key], str):
             yield from _json_problems(key, values[key])
+
+
+def _checkpoint_problems(values: Any) -> Iterator[str]:
+    """Why the run cannot go on from the checkpoint that it names, as far as files tell."""
+    try:
+        folder = checkpoint_to_resume(
+            values["resume_from_checkpoint"], values["output_dir"] or "", values["max_steps"]
+        )
+        record = None if folder is None else read_record(folder)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if folder is not None and record is not None:
+        # What an adapter would be is said in every recipe, and what the library works out in none.
+        known = {key: value for key, value in values.items() if values["use_peft"] or key not in ADAPTER.values()}
+        known = {key: value for key, value in known.items() if value not in (None, COMPUTED)}
+        now = {"settings": public_settings(known), "processes": launched_processes()}
+        yield from refused_changes(record["run"], now, folder)
 
 
 def _package_problems(values: Any) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trl_algos.checkpoints.latest import chosen_checkpoint
 from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import (
     FOLDER,
@@ -135,11 +136,7 @@ def _tokens(folder: str | None) -> Any:
 
 def _checkpoint(values: Mapping[str, Any]) -> str | None:
     """The folder to resume from, where there is one."""
-    resume, output = values["resume_from_checkpoint"], values["output_dir"]
-    if resume in (None, "false"):
+    try:
+        return chosen_checkpoint(values["resume_from_checkpoint"], values["output_dir"] or "")
+    except ConfigError:  # complained of as a file
         return None
-    if resume != "true":
-        return str(resume) if os.path.isdir(resume) else None
-    folders = [path for path in Path(output).glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
-    steps = {int(step): str(path) for path in folders if (step := path.name.rpartition("-")[2]).isdecimal()}
-    return steps[max(steps)] if steps else None

@@ -142,7 +142,7 @@ def _typed_values(written: Mapping[str, Value], kind: str, problems: list[str]) 
 
 def _typed(setting: schema.Setting, written: Value) -> Any:
     needs_value = bool not in (setting.annotation, *typing.get_args(setting.annotation))
-    if written.bare and needs_value and setting.name != "resume_from_checkpoint":  # where "true" is the latest one
+    if written.bare and needs_value and setting.name != "resume_from_checkpoint":  # which is `latest` then
         raise ValueError("is an option that needs a value.")
     if setting.name == "resume_from_checkpoint" and isinstance(written.value, bool):
         return str(written.value).lower()

@@ -16,7 +16,6 @@ from trl_algos.run.held_out_pairs import HELD_OUT, HeldOutPairs, PairTrainer, ju
 from trl_algos.run.models import model_arguments
 from trl_algos.run.plots import PAIR_PANELS, plot_run
 from trl_algos.trainers import BradleyTerryTrainer, PreferenceTrainer
-from trl_algos.trainers.checkpoint_states import check_states
 
 # The set that the trainer evaluates while it trains, among those that it prepares.
 _TEST = "test"
@@ -53,8 +52,7 @@ class PairsJob:
         )
         prepared = trainer.eval_dataset or {}
         self._prepared, trainer.eval_dataset = prepared.get(HELD_OUT), prepared.get(_TEST)
-        if resume is not None:
-            check_states(resume, bool(trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled))
+        trainer.check_start(resume)
         return trainer
 
     def measured(self, trainer: PairTrainer) -> HeldOutPairs | None:

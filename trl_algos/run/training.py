@@ -9,6 +9,7 @@ from httpx import HTTPError
 from rich.console import Console
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from trl_algos.checkpoints.latest import checkpoint_to_resume
 from trl_algos.data.loading import load_data
 from trl_algos.errors import ConfigError, first_line
 from trl_algos.recipe import schema
@@ -16,7 +17,6 @@ from trl_algos.recipe.arguments import Arguments, build
 from trl_algos.recipe.checks import data_spec
 from trl_algos.recipe.measured import needs_test_split
 from trl_algos.recipe.reading import Recipe
-from trl_algos.run.checkpoints import checkpoint_to_resume
 from trl_algos.run.folder import (
     SUMMARY_FILE,
     keep_previous,
@@ -44,7 +44,7 @@ def train(recipe: Recipe) -> Any:
     """
     arguments = build(recipe)
     args = arguments.trainer
-    resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir, args.algorithm, args.max_steps)
+    resume = checkpoint_to_resume(args.resume_from_checkpoint, args.output_dir, args.max_steps)
     train_dataset, test_dataset = load_data(data_spec(recipe), needs_test_split(recipe.values))
     job: Any = (PolicyJob if arguments.kind == "policy" else PairsJob)(arguments, train_dataset, test_dataset)
     trainer = _made_trainer(job, args, resume)

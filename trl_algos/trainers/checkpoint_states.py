@@ -1,10 +1,13 @@
 """Whether weights and states in a checkpoint are whole, seen before a run takes anything up; none is unpickled."""
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from accelerate.logging import get_logger
+from accelerate.utils import is_peft_model
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.utils import (
     ADAPTER_CONFIG_NAME,
@@ -14,8 +17,9 @@ from transformers.utils import (
     WEIGHTS_NAME,
 )
 
+from trl_algos.checkpoints.record import file_problems
 from trl_algos.errors import ConfigError
-from trl_algos.models.weight_files import file_weights, weight_shapes
+from trl_algos.models.weight_files import Weights, file_weights, weight_shapes
 
 logger = get_logger(__name__)
 
@@ -32,19 +36,72 @@ _ZIPPED = (
 )
 """What `torch.save` writes: an archive whose table of contents comes last."""
 
+_OTHER_WEIGHTS = (WEIGHTS_NAME, WEIGHTS_INDEX_NAME, ADAPTER_WEIGHTS_NAME)
+"""Weights that `torch.save` writes."""
+
 
 def check_states(checkpoint: str | Path, sharded: bool) -> None:
-    """Raise `ConfigError` where a run cannot go on from the weights and states in the folder `checkpoint`.
+    """Raise `ConfigError` where the files, weights and states in the folder `checkpoint` are not whole.
 
     Args:
         checkpoint: what transformers and this package have saved; with `save_only_model` there are no states.
         sharded: whether a backend shards, and keeps weights and the optimizer's state in files of its own.
     """
-    broken = [f"{problem}; take an earlier checkpoint." for problem in _weight_problems(Path(checkpoint), sharded)]
+    weights = file_problems(checkpoint) or _weight_problems(Path(checkpoint), sharded)
+    broken = [f"{problem}; take an earlier checkpoint." for problem in weights]
     kept = "" if broken else ", or start anew with the model in this one as `model_name_or_path`"
     broken += [f"{problem}; take an earlier checkpoint{kept}." for problem in _problems(Path(checkpoint), sharded)]
     if broken:
         raise ConfigError([f"`resume_from_checkpoint`: {problem}" for problem in broken])
+
+
+def check_weights(checkpoint: str | Path, trainer: Any) -> None:
+    """Raise `ConfigError` where the weights in `checkpoint` are not those of the model, or the adapter, of `trainer`.
+
+    transformers takes up what has a name in common and says of the rest that it is missing.
+
+    Args:
+        checkpoint: its folder, whose files are whole.
+        trainer: whose model no backend has sharded.
+    """
+    folder = Path(checkpoint)
+    with trainer.critic.hidden() if hasattr(trainer, "critic") else nullcontext():
+        if is_peft_model(trainer.model):
+            saved, own = _saved_adapter(folder), _own_adapter(trainer.model)
+        else:
+            saved, own = _saved_model(folder), trainer.model.state_dict()
+    problem = _difference(saved, {name: tuple(weight.shape) for name, weight in own.items()})
+    lost = sorted(own.keys() - saved.keys()) if saved and is_peft_model(trainer.model) else []
+    if problem is None and lost:
+        problem = f"{lost[0]} is not among them"
+    if problem is not None:
+        raise ConfigError([f"`resume_from_checkpoint`: {folder} holds weights of another model: {problem}."])
+
+
+def _saved_adapter(folder: Path) -> Weights:
+    path = folder / ADAPTER_SAFE_WEIGHTS_NAME
+    return {name: weight for name, weight in file_weights(path).items() if "lora_" in name} if path.is_file() else {}
+
+
+def _own_adapter(model: Any) -> dict[str, Any]:
+    from peft import get_peft_model_state_dict
+
+    weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: weight for name, weight in weights.items() if "lora_" in name}
+
+
+def _saved_model(folder: Path) -> Weights:
+    return {} if any((folder / name).is_file() for name in _OTHER_WEIGHTS) else weight_shapes(folder)
+
+
+def _difference(saved: Weights, own: Mapping[str, tuple[int, ...]]) -> str | None:
+    """What differs between saved weights and a model's, which may have more: tied ones are saved once."""
+    for name, (shape, _) in saved.items():
+        if name not in own:
+            return f"{name} is not in that of this run"
+        if shape != own[name]:
+            return f"{name} is of shape {shape}, and in this run of {own[name]}"
+    return None
 
 
 def warn_of_lost_states(checkpoint: Path, processes: int) -> None:
@@ -70,11 +127,10 @@ def warn_of_lost_states(checkpoint: Path, processes: int) -> None:
 
 def _weight_problems(folder: Path, sharded: bool) -> Iterator[str]:
     """What is wrong with the weights, by the headers of their files."""
-    others = (WEIGHTS_NAME, WEIGHTS_INDEX_NAME, ADAPTER_WEIGHTS_NAME)  # of `torch.save`
     is_adapter = (folder / ADAPTER_CONFIG_NAME).is_file()
     found = [*folder.glob("*.safetensors"), *folder.glob(f"*/{ADAPTER_SAFE_WEIGHTS_NAME}")]
     try:
-        if sharded or any((folder / name).is_file() for name in others):
+        if sharded or any((folder / name).is_file() for name in _OTHER_WEIGHTS):
             for path in sorted(found):
                 file_weights(path)
         elif is_adapter:

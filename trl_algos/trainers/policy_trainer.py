@@ -18,7 +18,6 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from trl import GRPOTrainer
 
 from trl_algos._compat import LOGPS_PARAMETERS
@@ -35,9 +34,9 @@ from trl_algos.core import (
 )
 from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
-from trl_algos.trainers.adapters import check_adapter, give_reference_adapter, same_dtypes
+from trl_algos.trainers.adapters import check_adapter, give_reference_adapter
 from trl_algos.trainers.best_metric import check_best_metric
-from trl_algos.trainers.checkpoint_states import check_states, warn_of_lost_states
+from trl_algos.trainers.checkpointing import WholeCheckpoints
 from trl_algos.trainers.dropout import disable_functional_dropout
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
 from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
@@ -80,7 +79,7 @@ from trl_algos.trainers.window.rows import Batch, may_be_trimmed, split_rows, wh
 from trl_algos.trainers.window.scoring import scored_in_parts
 
 
-class PolicyTrainer(GRPOTrainer):
+class PolicyTrainer(WholeCheckpoints, GRPOTrainer):
     """Trains a causal language model with any row of `trl_algos.ALGORITHMS`.
 
     Used like TRL's `GRPOTrainer`, whose arguments it takes, with a `PolicyConfig` for `args`.
@@ -199,14 +198,19 @@ class PolicyTrainer(GRPOTrainer):
 
     def _standing(self) -> str:
         """Where the run stands, for the message of an error that ends it."""
-        checkpoint = get_last_checkpoint(self.args.output_dir) if Path(self.args.output_dir).is_dir() else None
+        checkpoint = self._last_checkpoint()
         kept = f"the last checkpoint is {checkpoint}" if checkpoint else "no checkpoint was saved"
         return f"It was step {self.state.global_step + 1}; {kept}."
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """TRL's training; what would keep it from starting, or from doing anything, is refused before it does."""
-        last = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        self.check_start(last or None)
+        """TRL's training; what would keep it from starting, or from doing anything, is refused before it does.
+
+        Args:
+            resume_from_checkpoint: folder of a checkpoint; `latest` or true for the latest whole one in the output
+                folder.
+            *args: as in TRL.
+            **kwargs: as in TRL.
+        """
         forget_evaluation(self)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -216,11 +220,10 @@ class PolicyTrainer(GRPOTrainer):
             return super().evaluate(*args, **kwargs)
 
     def check_start(self, checkpoint: str | None = None) -> None:
-        """Raise `ValueError` where prompts are too few or lack a chat template, or a checkpoint is not whole."""
+        """Also where prompts are too few or lack a chat template."""
         needed = self.args.generation_batch_size // self.num_generations
         check_prompts(self.train_dataset, needed, self.processing_class)
-        if checkpoint is not None:
-            check_states(checkpoint, bool(self.is_deepspeed_enabled or self.is_fsdp_enabled))
+        super().check_start(checkpoint)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """TRL's sampler; with dynamic sampling its rows are not read, and steps go on until the prompts end."""
@@ -638,26 +641,14 @@ class PolicyTrainer(GRPOTrainer):
             for name, value in secrets.items():
                 setattr(self.args, name, value)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        # First, so that a checkpoint which TRL has completed holds it.
-        folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+    def save_states(self, folder: Path) -> None:
+        """The KL coefficient where it moves, what was sampled, and the batch that is being trained on."""
         if self.args.should_save:
             kl_control.save_state(self.kl_controller, folder)
         if not self.args.save_only_model:
             save_state(self, folder)
-        super()._save_checkpoint(model, trial)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with same_dtypes(self.model):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        with same_dtypes(self.model):
-            super()._load_best_model()
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            warn_of_lost_states(Path(checkpoint), self.args.world_size)
-            kl_control.load_state(self.kl_controller, Path(checkpoint))
-            load_state(self, Path(checkpoint))
+    def load_states(self, folder: Path) -> None:
+        """What `save_states` wrote."""
+        kl_control.load_state(self.kl_controller, folder)
+        load_state(self, folder)

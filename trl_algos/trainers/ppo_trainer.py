@@ -16,6 +16,7 @@ import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 
+from trl_algos.checkpoints.publishing import model_draft_of
 from trl_algos.config import PolicyConfig
 from trl_algos.core import gae, length_adaptive_lambda, masked_sum, value_loss
 from trl_algos.errors import ConfigError
@@ -274,7 +275,8 @@ class PPOTrainer(PolicyTrainer):
     def critic_folder(self, folder: str | Path) -> Path:
         """Where `folder` holds the critic; what is in the output folder is pushed, unless its name starts with `_`."""
         pushes = self.args.push_to_hub or self.was_pushed
-        is_pushed = pushes and Path(folder).resolve() == Path(self.args.output_dir).resolve()
+        output = Path(self.args.output_dir).resolve()
+        is_pushed = pushes and Path(folder).resolve() in (output, model_draft_of(output))
         return Path(folder) / (HELD_BACK if is_pushed and not self.args.push_critic else FOLDER)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
@@ -302,7 +304,7 @@ class PPOTrainer(PolicyTrainer):
             super()._save(output_dir, state_dict)
         digest, folder = vocabulary_digest(self.processing_class), self.critic_folder(output_dir)
         if folder.name == HELD_BACK and self.args.should_save:
-            hold_back(folder.parent)
+            hold_back(Path(self.args.output_dir))
         save_critic(self.critic, folder, self.args.should_save, digest)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from peft import LoraConfig
 
 from trl_algos.algorithms import ALGORITHMS
+from trl_algos.checkpoints.record import RECORD_FILE, read_record, write_record
 from trl_algos.config import PolicyConfig
 from trl_algos.errors import ConfigError
 from trl_algos.trainers import PolicyTrainer, PPOTrainer
@@ -36,6 +38,25 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 3,
         "steps_per_generation": 2,
     },
+    "grpo, old log-probs from the first of three passes": {
+        "algorithm": "grpo",
+        "beta": 0.0,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 2,
+        "num_iterations": 3,
+    },
+    "grpo, adaptive entropy, dropout in an adapter": {
+        "algorithm": "grpo",
+        "beta": 0.0,
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "use_adaptive_entropy": True,
+        "entropy_target": 5.0,
+        "entropy_coef_delta": 0.01,
+        "disable_dropout": False,
+        "lora": True,
+    },
+    "grpo, a stream": {"algorithm": "grpo", "beta": 0.0, "steps_per_generation": 2, "streamed": True, "rows": 12},
     "dapo": {"algorithm": "dapo"},
     "dapo, two passes": {"algorithm": "dapo", "num_iterations": 2},
     "dapo, tried again": {"algorithm": "dapo", "dynamic_sampling_retry": 1, "shuffle_dataset": True},
@@ -69,7 +90,15 @@ def score(completions: list[str], completion_ids: list[list[int]], **_: Any) -> 
     return [float(sum(ids) % 3 == 0) for ids in completion_ids]
 
 
-def made(folder: Path, model: str, steps: int = STEPS, streamed: bool = False, **settings: Any) -> PolicyTrainer:
+def made(
+    folder: Path,
+    model: str,
+    steps: int = STEPS,
+    streamed: bool = False,
+    lora: bool = False,
+    rows: int = 10,
+    **settings: Any,
+) -> PolicyTrainer:
     defaults = {
         "output_dir": str(folder),
         "overlong_buffer": 0,
@@ -89,13 +118,14 @@ def made(folder: Path, model: str, steps: int = STEPS, streamed: bool = False, *
     }
     args = PolicyConfig(**(defaults | settings))
     kind = PPOTrainer if "critic" in ALGORITHMS[args.algorithm].needs else PolicyTrainer
-    data = tiny.prompts(10)
+    data = tiny.prompts(rows)
     return kind(
         model,
         score,
         args,
         train_dataset=data.to_iterable_dataset() if streamed else data,
         processing_class=tiny.tokenizer(),
+        peft_config=LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.3) if lora else None,
     )
 
 
@@ -142,24 +172,41 @@ def test_a_checkpoint_of_another_number_of_processes_is_sampled_anew(
     made(tmp_path, model_folder, steps=1, **case).train()
     file = tmp_path / "checkpoint-1" / state.BATCH_FILE.format(rank=0)
     torch.save(torch.load(file, weights_only=True) | {"ranks": 2}, file)
+    write_record(file.parent, read_record(file.parent)["run"] | {"processes": 2}, order=1)
     logging.getLogger("trl_algos").propagate = True
     resumed = made(tmp_path, model_folder, steps=2, **case)
     with caplog.at_level(logging.WARNING):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "not as the one that was left: max_steps: 1 -> 2; processes: 2 -> 1." in caplog.text
     assert "no generation batch for this number of processes: one is sampled anew" in caplog.text
     assert resumed.accounts.table()["rounds_per_batch"]["mean"] == 1.0
     assert resumed.accounts.table()["completions"] == 2 * 16
+
+
+def test_another_pass_over_a_stream_is_told_to_start_anew(
+    tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = {"algorithm": "grpo", "beta": 0.0, "streamed": True, "rows": 4, "num_generations": 2}
+    made(tmp_path, model_folder, steps=3, **case).train()
+    logging.getLogger("trl_algos").propagate = True
+    for step, is_told in ((1, False), (3, True)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            made(tmp_path / "on", model_folder, steps=4, **case).train(str(tmp_path / f"checkpoint-{step}"))
+        assert ("the stream starts from its beginning" in caplog.text) is is_told
 
 
 def test_a_checkpoint_without_state_is_gone_on_with(
     tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made(tmp_path, model_folder, steps=1, **CASES["dapo"]).train()
-    (tmp_path / "checkpoint-1" / state.STATE_FILE).unlink()
+    for name in (RECORD_FILE, state.STATE_FILE):
+        (tmp_path / "checkpoint-1" / name).unlink()
     logging.getLogger("trl_algos").propagate = True
     resumed = made(tmp_path, model_folder, steps=2, **CASES["dapo"])
     with caplog.at_level(logging.WARNING):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "checkpoint-1 has no record of its run" in caplog.text
     assert "has no sampling.pt: what was sampled is counted from 0, and data start anew" in caplog.text
 
 

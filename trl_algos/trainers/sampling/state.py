@@ -11,7 +11,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import send_to_device
 
-from trl_algos.errors import ConfigError, counted
+from trl_algos.errors import counted
 from trl_algos.trainers.sampling.accounts import Accounts
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ def save_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
     checkpoint.mkdir(parents=True, exist_ok=True)
     if trainer.args.should_save:
         collector = None if trainer.collector is None else trainer.collector.state_dict()
-        state = {"accounts": trainer.accounts.state_dict(), "collector": collector, "settings": _settings(trainer)}
-        torch.save(state, checkpoint / STATE_FILE)
+        torch.save({"accounts": trainer.accounts.state_dict(), "collector": collector}, checkpoint / STATE_FILE)
     ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
     used_up = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0
     batches = None if used_up else trainer._buffered_inputs
@@ -38,16 +37,10 @@ def save_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
 
 
 def load_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
-    """Read the files back from the folder `checkpoint`; warns where it holds none.
-
-    Raises:
-        ConfigError: what it holds was sampled with other settings.
-    """
+    """Read the files back from the folder `checkpoint`; warns where it holds none."""
     state = _read(checkpoint / STATE_FILE)
     file = checkpoint / BATCH_FILE.format(rank=trainer.accelerator.process_index)
     saved = _read(file)
-    if state is not None:
-        _check_settings(trainer, checkpoint, state, in_batch=saved is not None and saved["batches"] is not None)
     if state is None:
         logger.warning(f"{checkpoint} has no {STATE_FILE}: what was sampled is counted from 0, and data start anew.")
     else:
@@ -62,38 +55,6 @@ def load_state(trainer: "PolicyTrainer", checkpoint: Path) -> None:
         saved["step"],
         send_to_device(saved["batches"], trainer.accelerator.device),
     )
-
-
-def _settings(trainer: "PolicyTrainer") -> dict[str, Any]:
-    """What a batch that is trained on, or groups that wait, depend on."""
-    dataset = trainer.train_dataset
-    return {
-        "num_generations": trainer.num_generations,
-        "steps_per_generation": trainer.args.steps_per_generation,
-        "num_iterations": trainer.num_iterations,
-        "shuffle_dataset": trainer.shuffle_dataset,
-        "seed": trainer.args.seed,
-        "train_dataset": len(dataset) if hasattr(dataset, "__len__") else None,
-    }
-
-
-_OF_BATCH = ("num_generations", "steps_per_generation", "num_iterations")
-_OF_COLLECTOR = ("num_generations", "shuffle_dataset", "seed", "train_dataset")
-
-
-def _check_settings(trainer: "PolicyTrainer", checkpoint: Path, state: dict[str, Any], in_batch: bool) -> None:
-    """Refuse settings that the saved batch, or the saved place in the data, was not made with."""
-    collects = trainer.collector is not None and state["collector"] is not None
-    names = dict.fromkeys((*_OF_BATCH * in_batch, *_OF_COLLECTOR * collects))
-    before, now = state["settings"], _settings(trainer)
-    problems = [
-        f"`{name}`: {now[name]!r}, but {checkpoint} was made with {before[name]!r}, and it holds what was sampled so; "
-        "go on with that."
-        for name in names
-        if before[name] != now[name]
-    ]
-    if problems:
-        raise ConfigError([problem.replace("`train_dataset`: ", "`train_dataset`: rows ") for problem in problems])
 
 
 def _load_collector(trainer: "PolicyTrainer", checkpoint: Path, state: dict[str, Any] | None) -> None:
