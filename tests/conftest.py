@@ -13,7 +13,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "trainers")]
+sys.path[:0] = [
+    str(Path(__file__).parent),
+    str(Path(__file__).parent / "trainers"),
+    str(Path(__file__).parent / "hub"),
+]
 
 GOLDEN_FILE = Path(__file__).parent / "golden" / "policy_reference.json"
 

@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "preference_algorithms": ({"core"}, {"torch"}),
     "objective": ({"algorithms", "core", "preference_algorithms"}, set()),
     "settings": ({"algorithms", "core", "errors", "models", "preference_algorithms"}, set()),
+    "hub": ({"_version", "errors", "models", "settings"}, {"huggingface_hub"}),
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
     "preference_config": ({"_compat", "errors", "preference_algorithms", "settings"}, {"trl"}),
@@ -31,7 +32,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "trainers": (
         {
             *("core", "algorithms", "config", "_compat", "errors", "models", "preference_config", "preference_rows"),
-            *("rewards", "settings"),
+            *("hub", "objective", "rewards", "settings"),
         },
         {"trl", "transformers", "accelerate", "torch", "peft", "safetensors", "deepspeed", "numpy", "datasets"},
     ),
@@ -44,7 +45,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"yaml", "trl", "transformers", "accelerate"},
     ),
     "run": (
-        {"_version", "algorithms", "data", "errors", "models", "recipe", "rewards", "settings", "trainers"},
+        {
+            *("_version", "algorithms", "data", "errors", "hub", "models", "objective", "recipe", "rewards"),
+            *("settings", "trainers"),
+        },
         {"trl", "transformers", "datasets", "httpx", "rich", "matplotlib", "numpy", "yaml", "torch"},
     ),
     # These two load what they need on use.

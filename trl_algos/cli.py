@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from trl_algos._version import __version__
-from trl_algos.errors import ConfigError, RewardError, SamplingError, nearest
+from trl_algos.errors import ConfigError, HubError, RewardError, SamplingError, nearest
 
 USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe says; any setting can be overridden
        trl-algos check RECIPE [--key value ...] [--num_processes N]
@@ -21,6 +21,8 @@ USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe
        trl-algos init ALGORITHM [FILE]              write a starter recipe
        trl-algos plot RUN ... [--output FILE] [--metrics NAME ...] [--by KEY ...]
                                                     curves of runs, those that differ in the seed as a band
+       trl-algos push RUN [--repo ID] [--private] [--timeout SECONDS]
+                                                    a finished run to the Hub, or again where a push broke off
        trl-algos --version
 
 `--debug` on its own shows where an error comes from. Also as `python -m trl_algos`, and under
@@ -58,7 +60,9 @@ def _exit_code(command: str, error: BaseException) -> int:
     """Say what went wrong, where it is something that a user can act on; raise the error where it is not."""
     if isinstance(error, ConfigError):
         return _refuse(error.problems)
-    if isinstance(error, RewardError | SamplingError | FloatingPointError):
+    if isinstance(error, HubError) and command != "train":
+        return _refuse([f"{command}: {error}"])
+    if isinstance(error, HubError | RewardError | SamplingError | FloatingPointError):
         return _stop(str(error))
     if isinstance(error, KeyboardInterrupt):
         _stop("interrupted")
@@ -174,6 +178,13 @@ def _plot(words: list[str]) -> int:
     return 0
 
 
+def _push(words: list[str]) -> int:
+    from trl_algos.run.pushing import push_arguments, push_run
+
+    _write(f"Pushed: {push_run(push_arguments(words))}")
+    return 0
+
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "check": _check,
@@ -181,6 +192,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": _list,
     "init": _init,
     "plot": _plot,
+    "push": _push,
 }
 
 

@@ -16,7 +16,11 @@ CARD_FILE = "README.md"
 
 _ARXIV = re.compile(r"(?<![\w/.])\d{4}\.\d{4,5}\b")
 
-_TAG_OF_KIND = {"policy": "reinforcement-learning", "preference": "preference-learning", "reward_model": "reward-model"}
+_TAG_OF_KIND = {
+    "policy": "reinforcement-learning",
+    "preference": "preference-learning",
+    "reward_model": "reward-model",
+}
 
 _CITATION_OF_TRL = """@software{vonwerra2020trl,
   title   = {{TRL: Transformers Reinforcement Learning}},

@@ -1,10 +1,11 @@
-"""The one rule of what may leave this machine: everything that is uploaded goes through it, what lies here does not.
+"""The one rule of what may leave this machine: all that is uploaded goes through it; what lies here stays as it is.
 
-Settings that say where things go or who made them are left out. A path becomes its last part, wherever it stands. Names
-of this user and this machine are blotted out, secrets are left out. A name of a model or of data is a Hub id only where
-it cannot be a path.
+Settings that say where things go or who made them are left out. A path becomes its last part, wherever it stands.
+Names of this user and this machine are blotted out, secrets are left out. A name of a model or of data is a Hub id only
+where it cannot be a path.
 """
 
+import contextlib
 import getpass
 import os
 import platform
@@ -33,7 +34,9 @@ BLOTTED = "***"
 _ANYBODY = frozenset({"root", "user", "users", "test", "train", "ubuntu", "runner", "admin", "default", "localhost"})
 
 # A path of two parts or more, or a part after `~`; not the end tag `</think>`, an address, or `and/or`.
-_ABSOLUTE = re.compile(r"(?<![\w:/.<>~*)\]}])(?:~|file:/*|\.{1,2}(?=/))?(?:/[\w.@+=,-]+){2,}/?|(?<![\w:/.<~])~/[\w.@+/-]+")
+_ABSOLUTE = re.compile(
+    r"(?<![\w:/.<>~*)\]}])(?:~|file:/*|\.{1,2}(?=/))?(?:/[\w.@+=,-]+){2,}/?|(?<![\w:/.<~])~/[\w.@+/-]+"
+)
 _WINDOWS = re.compile(r"(?<!\w)(?:[A-Za-z]:|\\)\\(?:[^\\\s:*?\"<>|]+\\)*")
 _FILE = re.compile(
     r"(?<![\w:/.@+=,-])[\w.@+=,/-]*/(?=[\w.@+=,-]+\.(?:py|jsonl?|csv|tsv|parquet|arrow|ya?ml|jinja2?|txt|bin|safetensors|gz)\b)"
@@ -47,7 +50,7 @@ class Privacy:
     """What is particular to this machine.
 
     Args:
-        places: values of settings that were paths where the run was made, as they were written; some look like Hub ids.
+        places: values of settings that were paths where the run was made, as written; some look like Hub ids.
         names: of users and machines.
     """
 
@@ -91,7 +94,11 @@ class Privacy:
             return value
         if key.endswith("name_or_path"):
             return self.hub_id(value)
-        is_path = f"{value}/".startswith(tuple(f"{place}/" for place in self.places)) or _ABSOLUTE.fullmatch(value) or re.match(r"[A-Za-z]:\\|\\\\", value)
+        is_path = (
+            f"{value}/".startswith(tuple(f"{place}/" for place in self.places))
+            or _ABSOLUTE.fullmatch(value)
+            or re.match(r"[A-Za-z]:\\|\\\\", value)
+        )
         return self.text(value) if is_path else value
 
     def _without_names(self, text: str) -> str:
@@ -109,11 +116,11 @@ class Privacy:
 def names_here() -> Iterator[str]:
     """Names of this user and of this machine, but for those that are everybody's."""
     found = {platform.node(), platform.node().partition(".")[0], os.path.basename(os.path.expanduser("~"))}
-    try:
+    with contextlib.suppress(KeyError, OSError):  # a container's user may have no name
         found.add(getpass.getuser())
-    except (KeyError, OSError):  # a container's user may have no name
-        pass
-    yield from sorted((name for name in found if len(name) > 2 and name.lower() not in _ANYBODY), key=len, reverse=True)
+    yield from sorted(
+        (name for name in found if len(name) > 2 and name.lower() not in _ANYBODY), key=len, reverse=True
+    )
 
 
 def places_in(settings: Any) -> Iterator[str]:
@@ -126,9 +133,7 @@ def places_in(settings: Any) -> Iterator[str]:
     elif isinstance(settings, str) and settings and "\n" not in settings:
         file = settings.partition(".py:")[0] + ".py" if ".py:" in settings else settings  # `file.py:function`
         try:
-            if ("/" in file or os.sep in file) and os.path.exists(os.path.expanduser(file)):
-                yield file
-            elif os.path.isdir(file):
+            if (("/" in file or os.sep in file) and os.path.exists(os.path.expanduser(file))) or os.path.isdir(file):
                 yield file
         except (OSError, ValueError):  # no name that a file could have
             return

@@ -114,8 +114,8 @@ def _checked(name: str, token: str | None) -> str:
         validate_repo_id(name)
     except HFValidationError:
         raise HubError(
-            f"`hub_model_id`: {name!r} is no name of a repository, which is `name` or `owner/name` of letters, digits, "
-            "and `-`, `_`, `.` between them."
+            f"`hub_model_id`: {name!r} is no name of a repository, which is `name` or `owner/name` of letters, "
+            "digits, and `-`, `_`, `.` between them."
         ) from None
     token = token or huggingface_hub.get_token()
     if not token:
@@ -148,7 +148,9 @@ def _reason(error: BaseException, name: str, timeout: float) -> str:
     status = next((s for cause in chain if (s := _status(cause)) is not None), None)
     said = _first_line(chain[-1] if status is None else next(c for c in chain if _status(c) is not None))
     if status == 401:
-        return f"{endpoint} does not accept the token, or knows no {name!r}: see HF_TOKEN and `hf auth login`. ({said})"
+        return (
+            f"{endpoint} does not accept the token, or knows no {name!r}: see HF_TOKEN and `hf auth login`. ({said})"
+        )
     if status == 403:
         return f"The token may not write to {name!r} at {endpoint}. ({said})"
     if status is not None:
