@@ -47,7 +47,11 @@ class HubStub:
             def do_POST(self) -> None:
                 stub.answer(self)
 
-            do_PUT = do_GET = do_HEAD = do_POST
+            def do_PUT(self) -> None:
+                stub.answer(self)
+
+            def do_GET(self) -> None:
+                stub.answer(self)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
@@ -108,6 +112,8 @@ class HubStub:
             repo = "/".join(parts[2:4])
             if parts[4] == "preupload":
                 return 200, {"files": [self._mode(repo, file) for file in json.loads(body)["files"]]}
+            if parts[4] == "revision":
+                return 200, {"id": repo, "sha": hashlib.sha1(repo.encode(), usedforsecurity=False).hexdigest()}
             if parts[4] == "commit":
                 return self._committed(repo, body)
         return 404, {"error": f"no such place: {method} {path}"}

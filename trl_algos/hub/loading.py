@@ -18,11 +18,11 @@ def loading_code(facts: "CardFacts", repo: str) -> str:
     lines = ["from peft import PeftModel"] if facts.is_adapter else []
     lines += [f"from transformers import {auto}, AutoTokenizer"]
     if facts.is_adapter and facts.bundled:
-        lines += ["from trl_algos import bundled_model_path"]
+        lines += ["from trl_algos.data import BUNDLED_MODELS"]
     lines += ["", f'tokenizer = AutoTokenizer.from_pretrained("{repo}")']
     head = ", num_labels=1" if scores else ""
     if facts.is_adapter:
-        base = f'bundled_model_path("{facts.bundled}")' if facts.bundled else f'"{facts.base_model or _UNKNOWN}"'
+        base = f'BUNDLED_MODELS["{facts.bundled}"]()' if facts.bundled else f'"{facts.base_model or _UNKNOWN}"'
         lines += [f"base = {auto}.from_pretrained({base}{head})"]
         if scores:
             lines += ["base.config.pad_token_id = tokenizer.pad_token_id"]

@@ -1,8 +1,8 @@
 """The one rule of what may leave this machine: all that is uploaded goes through it; what lies here stays as it is.
 
 Settings that say where things go or who made them are left out. A path becomes its last part, wherever it stands.
-Names of this user and this machine are blotted out, secrets are left out. A name of a model or of data is a Hub id only
-where it cannot be a path.
+Names of this user and this machine are blotted out, secrets are left out. A name of a model or of data is a Hub id
+only where it cannot be a path.
 """
 
 import contextlib
