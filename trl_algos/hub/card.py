@@ -162,7 +162,7 @@ def _held_out(summary: Mapping[str, Any], privacy: Privacy) -> str:
 
 def _settings(facts: CardFacts, privacy: Privacy) -> str:
     public = privacy.settings(facts.settings)
-    chosen = {name for name in public if facts.settings[name] != facts.defaults.get(name)}
+    chosen = {name for name in public if name == "algorithm" or facts.settings[name] != facts.defaults.get(name)}
     others = "\n".join(
         ("<details><summary>Defaults of TRL, transformers and trl_algos</summary>", "", "{}", "", "</details>")
     )

@@ -22,7 +22,15 @@ HELD_BACK = frozenset(
     {
         *("output_dir", "logging_dir", "run_name", "project", "env", "resume_from_checkpoint", "local_rank"),
         *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "log_completions_hub_repo"),
-        *("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_private_repo", "hub_revision"),
+        *(
+            "push_to_hub",
+            "hub_token",
+            "hub_model_id",
+            "hub_strategy",
+            "hub_always_push",
+            "hub_private_repo",
+            "hub_revision",
+        ),
         *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "ddp_backend", "vllm_group_port"),
     }
 )

@@ -76,8 +76,8 @@ def commit(
         HubError: as `opened_repo`.
     """
     token = _checked(repo, token)
-    operations = [CommitOperationAdd(name, _content(file)) for name, file in files.items()]
     with _translated(repo, timeout):
+        operations = [CommitOperationAdd(name, _content(file)) for name, file in files.items()]
         return _client(token).create_commit(repo, operations, commit_message=message, revision=revision)
 
 

@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import MISSING, fields, replace
 from functools import partial
@@ -15,6 +15,7 @@ from accelerate.utils import is_peft_model
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
+from trl_algos.errors import HubError
 from trl_algos.hub.card import CARD_FILE, CardFacts, model_card
 from trl_algos.hub.files import Files, model_files, whole_folder
 from trl_algos.hub.privacy import Privacy, places_in
@@ -152,8 +153,7 @@ class PublicUploads:
             args.hub_token,
             args.hub_revision,
         )
-        job = self._later(upload)
-        job.add_done_callback(partial(_end_push, self.state.global_step, kept))
+        job = self._later(partial(_beside_training, upload, self.state.global_step, kept))
         if self.push_in_progress is None or self.push_in_progress.is_done():
             self.push_in_progress = PushInProgress([job])
         else:
@@ -164,7 +164,7 @@ class PublicUploads:
         card = model_card(facts, str(self.hub_model_id)).encode()
         return {**model_files(folder, facts.privacy, critic), CARD_FILE: card}
 
-    def _later(self, upload: Any) -> "Future[Any]":
+    def _later(self, upload: Callable[[], Any]) -> "Future[Any]":
         """One upload after the other, so that the repository ends with the last one."""
         if self._uploads is None:
             self._uploads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
@@ -242,8 +242,11 @@ def _linked(files: Files, folder: Path) -> dict[str, Path | bytes]:
     return linked
 
 
-def _end_push(step: int, folder: Path, job: "Future[Any]") -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    error = None if job.cancelled() else job.exception()
-    if error is not None:
+def _beside_training(upload: Callable[[], Any], step: int, folder: Path) -> None:
+    """Upload what lies in a folder of its own, and remove that; a failure is told, and nothing stops for it."""
+    try:
+        upload()
+    except HubError as error:
         warnings.warn(f"The push of step {step} did not work, and training goes on: {error}", stacklevel=2)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
