@@ -57,7 +57,10 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["trian", "recipe.yaml"], "'trian' is not a command; there are train, check, explain, list, init, plot."),
+        (
+            ["trian", "recipe.yaml"],
+            "'trian' is not a command; there are train, check, explain, list, init, plot, push.",
+        ),
         (["trian", "recipe.yaml"], "Did you mean 'train'?"),
         (["--debug"], "is not a command"),
         (["check"], "check: name a recipe"),
