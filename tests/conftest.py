@@ -13,7 +13,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "trainers")]
+sys.path[:0] = [
+    str(Path(__file__).parent),
+    str(Path(__file__).parent / "trainers"),
+    str(Path(__file__).parent / "hub"),
+]
 
 GOLDEN_FILE = Path(__file__).parent / "golden" / "policy_reference.json"
 
@@ -42,3 +46,23 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     tiny.llama().save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Hub of the test's own on loopback, which the real client takes for the Hub; a `HubStub`."""
+    import huggingface_hub
+    from huggingface_hub.utils import _http
+    from stub import TOKEN, HubStub, no_waiting
+
+    constants = huggingface_hub.constants
+    with HubStub().running() as stub:
+        # These are read from the environment when the client is imported.
+        monkeypatch.setattr(constants, "ENDPOINT", stub.endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stub has the protocol before it, LFS
+        monkeypatch.setattr(_http, "time", no_waiting())
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        huggingface_hub.utils.close_session()
+        yield stub
+    huggingface_hub.utils.close_session()

@@ -59,7 +59,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     [
         (
             ["trian", "recipe.yaml"],
-            "'trian' is not a command; there are train, check, explain, list, init, plot, merge.",
+            "'trian' is not a command; there are train, check, explain, list, init, plot, merge, push.",
         ),
         (["trian", "recipe.yaml"], "Did you mean 'train'?"),
         (["--debug"], "is not a command"),

@@ -25,14 +25,15 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "objective": ({"algorithms", "core", "preference_algorithms"}, set()),
     "settings": ({"algorithms", "core", "errors", "models", "preference_algorithms"}, set()),
     "checkpoints": ({"_version", "errors"}, set()),
+    "hub": ({"_version", "errors", "models", "settings"}, {"huggingface_hub"}),
     "_compat": (set(), {"trl", "packaging"}),
     "config": ({"_compat", "algorithms", "errors", "settings"}, {"trl", "torch"}),
     "preference_config": ({"_compat", "errors", "preference_algorithms", "settings"}, {"trl"}),
     "rewards": ({"errors", "finite"}, {"trl", "math_verify", "reasoning_gym"}),
     "trainers": (
         {
-            *("checkpoints", "core", "algorithms", "config", "_compat", "errors", "models", "preference_config"),
-            *("preference_rows", "rewards", "settings"),
+            *("checkpoints", "core", "algorithms", "config", "_compat", "errors", "hub", "models", "objective"),
+            *("preference_config", "preference_rows", "rewards", "settings"),
         },
         {"trl", "transformers", "accelerate", "torch", "peft", "safetensors", "deepspeed", "numpy", "datasets"},
     ),
@@ -47,8 +48,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "run": (
         {
-            *("_version", "algorithms", "checkpoints", "data", "errors", "models", "recipe", "rewards", "settings"),
-            "trainers",
+            *("_version", "algorithms", "checkpoints", "data", "errors", "hub", "models", "objective", "recipe"),
+            *("rewards", "settings", "trainers"),
         },
         {
             *("trl", "transformers", "datasets", "httpx", "rich", "matplotlib", "numpy", "yaml", "torch"),

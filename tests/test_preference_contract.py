@@ -21,13 +21,15 @@ from trl_algos.trainers.preference import pairs as pairs_source
 from trl_algos.trainers.preference.held_out_pairs import HeldOutFigures
 from trl_algos.trainers.preference.resuming import ExactResume
 from trl_algos.trainers.preference.steps import CheckedSteps
+from trl_algos.trainers.public_uploads import PublicUploads
 
 TRL = {"DPOTrainer": DPOTrainer, "RewardTrainer": RewardTrainer}
 OURS = {"DPOTrainer": PreferenceTrainer, "RewardTrainer": BradleyTerryTrainer}
 MODULES = (preference_trainer, bradley_terry_trainer, pairs_source, reward_head, held_out_pairs)
 PUBLIC_OF_TRANSFORMERS = {
     *("accelerator", "args", "data_collator", "eval_dataset", "model", "processing_class", "train", "train_dataset"),
-    *("is_deepspeed_enabled", "is_fsdp_enabled", "state"),
+    *("is_deepspeed_enabled", "is_fsdp_enabled", "state", "callback_handler", "control", "hub_model_id"),
+    "is_world_process_zero",
 }
 METHODS = [(trainer, name) for trainer, methods in _compat.PREFERENCE_TRAINER_METHODS.items() for name in methods]
 
@@ -73,7 +75,7 @@ def test_every_name_of_trl_is_listed(trainer, built):
     """Attributes of `self` and `super()` that are neither our own nor public in transformers."""
     ours = OURS[trainer]
     used, stored = set(), set()
-    for part in (ours, HeldOutFigures, ExactResume, WholeCheckpoints, CheckedSteps):
+    for part in (ours, HeldOutFigures, ExactResume, WholeCheckpoints, CheckedSteps, PublicUploads):
         stored |= set(vars(part)) | set(part.__annotations__)
         for node in ast.walk(ast.parse(inspect.getsource(part))):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()"):

@@ -10,7 +10,19 @@ from packaging.version import Version
 
 TRL_RANGE = ">=1.16,<1.17"
 
+UPLOAD_METHODS: dict[str, tuple[str, ...]] = {
+    "_finish_current_push": ("self",),
+    "_push_from_checkpoint": ("self", "checkpoint_folder"),
+    "_save": ("self", "output_dir", "state_dict"),
+    "create_model_card": ("self", "model_name", "dataset_name", "tags"),
+    "init_hf_repo": ("self", "token", "private"),
+    "push_to_hub": ("self", "commit_message", "blocking", "token", "revision", "private", "kwargs"),
+    "save_model": ("self", "output_dir", "_internal_call"),
+}
+"""Of every trainer: what saves and uploads."""
+
 GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
+    **UPLOAD_METHODS,
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
     "_clip_grad_norm": ("self", "model"),
     "_compute_loss": ("self", "model", "inputs"),
@@ -36,7 +48,6 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
         "start_time",
         "learning_rate",
     ),
-    "_push_from_checkpoint": ("self", "checkpoint_folder"),
     "_remove_unused_columns": ("self", "dataset", "description"),
     "_run_epoch": (
         "self",
@@ -60,7 +71,6 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
     "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
     "_prepare_inputs": ("self", "generation_batch"),
-    "_save": ("self", "output_dir", "state_dict"),
     "_save_checkpoint": ("self", "model", "trial"),
     "compute_loss": ("self", "model", "inputs", "return_outputs", "num_items_in_batch"),
     "create_optimizer": ("self", "model"),
@@ -69,7 +79,6 @@ GRPO_TRAINER_METHODS: dict[str, tuple[str, ...]] = {
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),
     "get_train_dataloader": ("self",),
-    "push_to_hub": ("self", "commit_message", "blocking", "token", "revision", "private", "kwargs"),
     "save_model": ("self", "output_dir", "_internal_call"),
     "set_initial_training_values": ("self", "args", "dataloader"),
     "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
@@ -179,6 +188,7 @@ TRAINER_UTILS = (
 
 PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "DPOTrainer": {
+        **UPLOAD_METHODS,
         "_determine_best_metric": ("self", "metrics", "trial"),
         "_get_grad_norm": ("self", "model", "grad_norm"),
         "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
@@ -198,6 +208,7 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "log": ("self", "logs", "start_time"),
     },
     "RewardTrainer": {
+        **UPLOAD_METHODS,
         "_determine_best_metric": ("self", "metrics", "trial"),
         "_get_grad_norm": ("self", "model", "grad_norm"),
         "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
@@ -209,7 +220,6 @@ PREFERENCE_TRAINER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "_push_from_checkpoint": ("self", "checkpoint_folder"),
         "save_model": ("self", "output_dir", "_internal_call"),
         "_prepare_dataset": ("self", "dataset", "processing_class", "args", "dataset_name"),
-        "_save": ("self", "output_dir", "state_dict"),
         "_set_signature_columns_if_needed": ("self",),
         "compute_loss": ("self", "model", "inputs", "return_outputs", "num_items_in_batch"),
         "evaluate": ("self", "eval_dataset", "ignore_keys", "metric_key_prefix"),

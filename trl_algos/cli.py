@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from trl_algos._version import __version__
-from trl_algos.errors import ConfigError, RewardError, SamplingError, nearest, unknown_name
+from trl_algos.errors import ConfigError, HubError, RewardError, SamplingError, nearest, unknown_name
 
 USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe says; any setting can be overridden
        trl-algos check RECIPE [--key value ...] [--num_processes N]
@@ -23,6 +23,8 @@ USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe
                                                     curves of runs, those that differ in the seed as a band
        trl-algos merge RUN OUT [--dtype NAME] [--base MODEL] [--trust_remote_code]
                                                     a saved adapter and its base model as one model
+       trl-algos push RUN [--repo ID] [--private] [--timeout SECONDS]
+                                                    a finished run to the Hub, or again where a push broke off
        trl-algos --version
 
 `--debug` on its own shows where an error comes from. Also as `python -m trl_algos`, and under
@@ -60,7 +62,9 @@ def _exit_code(command: str, error: BaseException) -> int:
     """Say what went wrong, where it is something that a user can act on; raise the error where it is not."""
     if isinstance(error, ConfigError):
         return _refuse(error.problems)
-    if isinstance(error, RewardError | SamplingError | FloatingPointError):
+    if isinstance(error, HubError) and command != "train":
+        return _refuse([f"{command}: {error}"])
+    if isinstance(error, HubError | RewardError | SamplingError | FloatingPointError):
         return _stop(str(error))
     if isinstance(error, KeyboardInterrupt):
         _stop("interrupted")
@@ -200,6 +204,14 @@ def _merge(words: list[str]) -> int:
 
 _DTYPES = ("bfloat16", "float16", "float32")
 
+
+def _push(words: list[str]) -> int:
+    from trl_algos.run.pushing import push_arguments, push_run
+
+    _write(f"Pushed: {push_run(push_arguments(words))}")
+    return 0
+
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "check": _check,
@@ -208,6 +220,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "init": _init,
     "plot": _plot,
     "merge": _merge,
+    "push": _push,
 }
 
 

@@ -34,6 +34,15 @@ class SamplingError(RuntimeError):
         return [str(self)]
 
 
+class HubError(RuntimeError):
+    """The Hub could not be reached, or refused; nothing that is here was touched. `problems` holds its message."""
+
+    @property
+    def problems(self) -> list[str]:
+        """The message as the only problem."""
+        return [str(self)]
+
+
 def nearest(value: object, allowed: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean 'x'?` with the allowed name that comes nearest to `value`, or nothing where none is near."""
     near = closest(value, allowed, cutoff)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from stub import HubStub
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -239,19 +240,27 @@ def test_token_ids_are_for_reward_models(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes_train_as_one(dpo: Path, tmp_path: Path) -> None:
+def test_two_processes_train_as_one_and_neither_hangs_on_a_hub_that_fails(
+    dpo: Path, tmp_path: Path, hub: HubStub
+) -> None:
     """Half the batch on each: the same steps, held-out figures and records as one process has."""
     data = dpo.parent / "pairs.jsonl"
-    words = short_words(tmp_path / "run", data, per_device_train_batch_size=8)
+    words = short_words(tmp_path / "run", data, per_device_train_batch_size=8, push_to_hub=True)
+    hub.failing = {"/commit/": 500}
+    for_client = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     launch = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
         [*launch, "-m", "trl_algos", "train", str(PATH / "dpo.yaml"), *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
+        env=os.environ | for_client | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 1, done.stderr[-4000:]
+    assert done.stderr.count("the run is trained and saved, but not pushed: ") == 1, done.stderr[-4000:]
+    assert "The push of step 5 did not work, and training goes on: " in done.stderr
+    posted = [request for request in hub.requests if request.startswith("POST /api/repos/create")]
+    assert len(posted) == 2  # by one process, at the start and the end
     one, two = summary(dpo), summary(tmp_path / "run")
     assert one["pairs"] == two["pairs"]
     # The first of the eight steps in which a batch is not full is filled up on several processes, as accelerate does.

@@ -289,9 +289,9 @@ def _name_problems(name: str, bundled: Collection[str]) -> list[str]:
         return [f"{name!r}: there is no such folder; `~` is not replaced, so write {os.path.expanduser(name)!r}."]
     in_folder = "/" in name and os.path.isdir(os.path.dirname(name)) and not _in_hub_cache(name)
     if name.startswith(("/", ".")) or name.count("/") > 1 or in_folder:
-        fetch = f" (A Hub model of that name: run `hf download {name}` first.)" if _is_hub_id(name) else ""
+        fetch = f" (A Hub model of that name: run `hf download {name}` first.)" if is_hub_id(name) else ""
         return [f"there is no folder {name!r}.{_nearest_folder(name)}{fetch}"]
-    if not _is_hub_id(name):
+    if not is_hub_id(name):
         return [
             f"{name!r} is neither a folder nor a Hub id, which is `name` or `owner/name` of letters, digits, and "
             "`-`, `_`, `.` between them."
@@ -300,7 +300,8 @@ def _name_problems(name: str, bundled: Collection[str]) -> list[str]:
     return [f"{name!r} is neither a folder nor a bundled model.{near}"] if near else []
 
 
-def _is_hub_id(name: str) -> bool:
+def is_hub_id(name: str) -> bool:
+    """Whether a name could be an id of the Hub, `name` or `owner/name`; whether it is one takes a network."""
     forbidden = "--" in name or ".." in name or name.endswith(".git")
     return bool(_HUB_ID.fullmatch(name)) and not forbidden
 

@@ -94,9 +94,14 @@ def write_recipe(folder: str | Path, settings: Mapping[str, Any], defaults: Mapp
         if name not in skipped and (value is not None or defaults.get(name) is not None)
     }
     path = Path(folder) / RECIPE_FILE
-    text = yaml.dump(kept, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=119)
-    write_text(path, f"# Every setting of the run, as trl_algos {__version__} resolved it.\n{text}")
+    write_text(path, recipe_text(kept))
     return path
+
+
+def recipe_text(settings: Mapping[str, Any]) -> str:
+    """Plain values as the text of a recipe."""
+    text = yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=119)
+    return f"# Every setting of the run, as trl_algos {__version__} resolved it.\n{text}"
 
 
 def _without_none(value: Any) -> Any:

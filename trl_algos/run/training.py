@@ -30,7 +30,9 @@ from trl_algos.run.metrics_log import MetricsLog
 from trl_algos.run.pairs_job import PairsJob
 from trl_algos.run.policy_job import PolicyJob
 from trl_algos.run.progress import ProgressBar
+from trl_algos.run.pushing import card_block, facts_of, push_finished, write_card
 from trl_algos.settings.public import public_settings
+from trl_algos.trainers.public_uploads import reward_names
 
 
 def train(recipe: Recipe) -> Any:
@@ -41,6 +43,7 @@ def train(recipe: Recipe) -> Any:
 
     Raises:
         ConfigError: model, data or rewards are not to be had; nothing was written.
+        HubError: the run is in its folder, but could not be pushed.
     """
     arguments = build(recipe)
     args = arguments.trainer
@@ -53,6 +56,8 @@ def train(recipe: Recipe) -> Any:
     if trainer.is_world_process_zero():
         lock = take_folder(args.output_dir)
         _open_folder(args.output_dir, recipe.kind, settings, resumed=resume is not None)
+    card = card_block(settings, reward_names(trainer))
+    trainer.run_facts = facts_of({"settings": settings, "card": card}, Path(args.output_dir))
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     progress = ProgressBar()
@@ -64,14 +69,15 @@ def train(recipe: Recipe) -> Any:
         trainer.train(resume_from_checkpoint=resume)
     seconds = time.perf_counter() - started
     after = job.measured(trainer)
-    trainer.save_model(args.output_dir)
-    if trainer.is_world_process_zero():
-        _report(job, trainer, arguments, settings, (before, after), seconds)
-    if args.push_to_hub:
-        trainer.push_to_hub(dataset_name=arguments.run.dataset_name)
-    trainer.end()
+    trainer.save_model(args.output_dir, _internal_call=True)  # else it would push what has no summary yet
+    is_first = trainer.is_world_process_zero()
+    if is_first:
+        _report(job, trainer, arguments, settings, (before, after), seconds, card)
+    trainer.end()  # before the push: no other process waits for it
     if lock is not None:
         lock.close()
+    if is_first and args.push_to_hub:
+        Console().print(f"Pushed: {push_finished(args.output_dir, args.hub_token)}", soft_wrap=True)
     return trainer
 
 
@@ -110,7 +116,13 @@ def _open_folder(folder: str, kind: str, settings: dict[str, Any], resumed: bool
 
 
 def _report(
-    job: Any, trainer: Any, arguments: Arguments, settings: dict[str, Any], held_out: tuple[Any, Any], seconds: float
+    job: Any,
+    trainer: Any,
+    arguments: Arguments,
+    settings: dict[str, Any],
+    held_out: tuple[Any, Any],
+    seconds: float,
+    card: dict[str, Any],
 ) -> None:
     folder, steps = Path(arguments.trainer.output_dir), trainer.state.global_step
     summary = {
@@ -121,10 +133,12 @@ def _report(
         "last_log": _last_log(trainer),
         "settings": public_settings(settings),
         "versions": versions(),
+        "card": card,
     }
     write_text(folder / SUMMARY_FILE, json.dumps(strict_json(summary), indent=2, default=str) + "\n")
     if arguments.run.plot:
         job.plot(trainer, *held_out)
+    write_card(summary, folder, trainer.hub_model_id or folder.absolute().name)
     console = Console()
     for table in job.tables(trainer, *held_out):
         console.print(table)

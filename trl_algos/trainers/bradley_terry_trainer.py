@@ -43,6 +43,7 @@ from trl_algos.trainers.preference.reward_head import (
 from trl_algos.trainers.preference.sources import WithSources
 from trl_algos.trainers.preference.steps import CheckedSteps
 from trl_algos.trainers.processes import forget_evaluation
+from trl_algos.trainers.public_uploads import PublicUploads
 from trl_algos.trainers.reward_models import forget_figures, known_figures
 
 
@@ -58,7 +59,7 @@ class PairCollator(DataCollatorForPreference):
         return output
 
 
-class BradleyTerryTrainer(ExactResume, HeldOutFigures, CheckedSteps, RewardTrainer):
+class BradleyTerryTrainer(ExactResume, HeldOutFigures, CheckedSteps, PublicUploads, RewardTrainer):
     """Trains a reward model on preference pairs.
 
     Columns: `chosen` and `rejected`, with or without `prompt`, text or messages, or `chosen_ids` and `rejected_ids`;

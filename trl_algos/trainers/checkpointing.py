@@ -45,7 +45,7 @@ class WholeCheckpoints:
     train_dataset: Any
     _drafting = False  # a checkpoint: transformers is told another folder
     _push_waits = False  # until the checkpoint has its name
-    _facts: dict[str, Any] | None = None
+    _remembered: dict[str, Any] | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """TRL's, from the folder of a checkpoint, or from the latest whole one where this is `latest` or true.
@@ -100,9 +100,9 @@ class WholeCheckpoints:
 
     def _run(self) -> dict[str, Any]:
         """What checkpoints remember of this run; reckoned once, before anything is trained or wrapped."""
-        if self._facts is None:
-            self._facts = run_facts(self)
-        return self._facts
+        if self._remembered is None:
+            self._remembered = run_facts(self)
+        return self._remembered
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)  # type: ignore[misc]

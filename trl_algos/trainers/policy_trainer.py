@@ -32,7 +32,6 @@ from trl_algos.core import (
     overlong_penalty,
     policy_loss,
 )
-from trl_algos.settings.public import public_settings
 from trl_algos.trainers import kl_control
 from trl_algos.trainers.adapters import check_adapter, give_reference_adapter
 from trl_algos.trainers.best_metric import check_best_metric
@@ -49,6 +48,7 @@ from trl_algos.trainers.packing.models import pack_language_model
 from trl_algos.trainers.packing.start import start_packing
 from trl_algos.trainers.processes import evaluating, forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
+from trl_algos.trainers.public_uploads import PublicUploads
 from trl_algos.trainers.recording import record_rollout, record_step
 from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
 from trl_algos.trainers.reward_checks import checked_reward
@@ -79,7 +79,7 @@ from trl_algos.trainers.window.rows import Batch, may_be_trimmed, split_rows, wh
 from trl_algos.trainers.window.scoring import scored_in_parts
 
 
-class PolicyTrainer(WholeCheckpoints, GRPOTrainer):
+class PolicyTrainer(WholeCheckpoints, PublicUploads, GRPOTrainer):
     """Trains a causal language model with any row of `trl_algos.ALGORITHMS`.
 
     Used like TRL's `GRPOTrainer`, whose arguments it takes, with a `PolicyConfig` for `args`.
@@ -630,16 +630,6 @@ class PolicyTrainer(WholeCheckpoints, GRPOTrainer):
         """Keep metrics until TRL logs their mean."""
         for name, value in values.items():
             self._metrics[self.mode][name].append(value)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        # The arguments are saved beside the weights.
-        secrets = {name: getattr(self.args, name) for name in ("hub_token", "model_init_kwargs")}
-        self.args.hub_token, self.args.model_init_kwargs = None, public_settings(self.args.model_init_kwargs or {})
-        try:
-            super()._save(output_dir, state_dict)
-        finally:
-            for name, value in secrets.items():
-                setattr(self.args, name, value)
 
     def save_states(self, folder: Path) -> None:
         """The KL coefficient where it moves, what was sampled, and the batch that is being trained on."""

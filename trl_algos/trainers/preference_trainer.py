@@ -32,9 +32,10 @@ from trl_algos.trainers.preference.resuming import ExactResume
 from trl_algos.trainers.preference.sources import WithSources
 from trl_algos.trainers.preference.steps import CheckedSteps
 from trl_algos.trainers.processes import forget_evaluation
+from trl_algos.trainers.public_uploads import PublicUploads
 
 
-class PreferenceTrainer(ExactResume, HeldOutFigures, CheckedSteps, DPOTrainer):
+class PreferenceTrainer(ExactResume, HeldOutFigures, CheckedSteps, PublicUploads, DPOTrainer):
     """Trains a policy on preference pairs by the row that `args.algorithm` names.
 
     The loss is TRL's, but for the likelihood of the chosen completions, which TRL averages over the micro-batch:
