@@ -200,7 +200,7 @@ def _also_not_counted(settings: Mapping[str, Any], sharding: Sharding, counts_cr
     if settings.get("cast_lm_head_to_fp32"):
         yield "the wider output layer of `cast_lm_head_to_fp32`"
     if sharding.elsewhere:
-        yield "the layer at work, which comes to the device"
+        yield "what comes back to the device while it is at work"
 
 
 def _whole_model(weights: Weights, item: int, sharding: Sharding) -> list[Trained]:
