@@ -14,6 +14,7 @@ from typing import Any
 
 from trl_algos.errors import ConfigError
 from trl_algos.finite import SMALLEST_NORMAL, is_finite_float32
+from trl_algos.models.adapter_fit import other_base
 from trl_algos.models.folder import (
     architectures,
     classifier_problem,
@@ -146,8 +147,17 @@ def _adapter_problems(key: str, folder: Path, trust_remote_code: bool) -> Iterat
         if labels is not None:
             yield f"`{key}`: {base!r}, the base model that {str(folder / ADAPTER_CONFIG)!r} names, is {labels}"
         elif heads:
-            found = _head_problems(heads, widths(config), repr(str(folder)))
-            yield from (f"`{key}`: {problem}" for problem in found)
+            found = [*_head_problems(heads, widths(config), repr(str(folder)))]
+            yield from (f"`{key}`: {problem}" for problem in found or _fit_problems(weights, folder, base))
+
+
+def _fit_problems(weights: Weights, folder: Path, base: str) -> Iterator[str]:
+    try:
+        why = other_base(weights, weight_shapes(base))
+    except ConfigError:  # no safetensors: only loading tells
+        return
+    if why is not None:
+        yield f"{str(folder)!r} is an adapter of another model than {base!r}, which its {ADAPTER_CONFIG} names: {why}."
 
 
 def reward_figures(folder: str | Path) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from typing import Any
 
 from trl_algos.data.arithmetic_task import BUNDLED_MODELS
 from trl_algos.errors import ConfigError
+from trl_algos.models.adapter_fit import other_base
 from trl_algos.models.folder import model_problems, not_causal_problem, read_json
 from trl_algos.models.lora_shapes import lora_problems
+from trl_algos.models.reward_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trl_algos.models.score_head import classifier_weights
-from trl_algos.models.weight_files import weight_shapes
+from trl_algos.models.weight_files import file_weights, weight_shapes
 from trl_algos.recipe.resolving import TASK_TYPE
 
 
@@ -37,6 +39,7 @@ def trained_model_problems(values: Mapping[str, Any], kind: str | None) -> Itera
         yield from found
         if not found:
             yield from _lora_problems(values, kind) if kind else ()
+            yield from _resumed_adapter_problems(values)
             yield from _class_problems(name) if kind in ("policy", "preference") else ()
     if values["load_in_4bit"] and values["load_in_8bit"]:
         yield "`load_in_8bit`: true together with `load_in_4bit`; set one of them."
@@ -70,6 +73,36 @@ def _lora_problems(values: Mapping[str, Any], kind: str) -> Iterator[str]:
         yield from lora_problems(weights, str(config.get("model_type")), values)
     except ConfigError:  # no safetensors: only loading tells
         return
+
+
+def checkpoint_folder(values: Mapping[str, Any]) -> str | None:
+    """The folder to resume from, where there is one."""
+    resume, output = values["resume_from_checkpoint"], values["output_dir"]
+    if resume in (None, "false"):
+        return None
+    if resume != "true":
+        return str(resume) if os.path.isdir(resume) else None
+    folders = [path for path in Path(output).glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    steps = {int(step): str(path) for path in folders if (step := path.name.rpartition("-")[2]).isdecimal()}
+    return steps[max(steps)] if steps else None
+
+
+def _resumed_adapter_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """A checkpoint whose adapter was trained on a model of other shapes, where that of the recipe lies here."""
+    checkpoint, folder = checkpoint_folder(values), model_folder(values["model_name_or_path"])
+    if checkpoint is None or folder is None or not values["use_peft"]:
+        return
+    try:
+        path = Path(checkpoint)
+        named = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+        why = other_base(file_weights(path / ADAPTER_WEIGHTS), weight_shapes(folder))
+    except ConfigError:  # complained of as a checkpoint, or stored in another format
+        return
+    if why is not None:
+        yield (
+            f"`resume_from_checkpoint`: {checkpoint!r} holds an adapter of {named!r}, and the recipe's model is "
+            f"{values['model_name_or_path']!r}: {why}."
+        )
 
 
 def chat_template_problems(values: Mapping[str, Any], messages: str | None) -> Iterator[str]:
