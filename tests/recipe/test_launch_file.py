@@ -81,6 +81,16 @@ def test_accelerate_makes_fsdp2_of_what_it_is_told(name: str, monkeypatch: pytes
     assert launched_settings(told)["fsdp_config"]["version"] == "2"
 
 
+def test_fsdp_and_the_recipe_do_not_both_recompute(recipe: Any) -> None:
+    Path("file.yaml").write_text(
+        "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {version: 2, fsdp_activation_checkpointing: true}\n"
+    )
+    launch = read_launch("file.yaml")
+    with pytest.raises(ConfigError, match="^file.yaml:3: `fsdp_config`: activation_checkpointing and the recipe's"):
+        checked_recipe(recipe(), [], launch=launch)
+    checked_recipe(recipe(gradient_checkpointing=False), [], launch=launch)
+
+
 @pytest.mark.parametrize("name", [*SHARES, "single_gpu", "ddp", "multi_node"])
 def test_check_estimates_what_each_device_holds(name: str, recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(ROOT / "launch" / f"{name}.yaml")
@@ -126,6 +136,17 @@ def test_the_number_of_processes_can_be_given_and_must_divide_the_batch(
             "ppo",
             {"critic": "separate", "critic_num_iterations": 3},
             "`critic_num_iterations`: 3 differs from `num_iterations`",
+        ),
+        (
+            "zero1",
+            "grpo",
+            {
+                "save_only_model": True,
+                "load_best_model_at_end": True,
+                "save_strategy": "best",
+                "eval_strategy": "steps",
+            },
+            "`save_only_model`: true leaves `load_best_model_at_end` nothing",
         ),
         (
             "zero3",

@@ -22,6 +22,11 @@ def backend_problems(values: Values) -> Iterator[str]:
     """
     if values["fsdp"] and not values["deepspeed"]:
         yield from _fsdp_problems(values)
+    if (values["fsdp"] or values["deepspeed"]) and values["save_only_model"] and values["load_best_model_at_end"]:
+        yield (
+            "`save_only_model`: true leaves `load_best_model_at_end` nothing that DeepSpeed or FSDP could load; set one "
+            "of them."
+        )
     if "precompute_ref_log_probs" in values:
         stage = zero_stage(block_of(values, "deepspeed")) if values["deepspeed"] else None
         yield from precomputing_problems(values["precompute_ref_log_probs"], bool(values["use_peft"]), stage)
