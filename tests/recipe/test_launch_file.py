@@ -86,7 +86,7 @@ def test_fsdp_and_the_recipe_do_not_both_recompute(recipe: Any) -> None:
         "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {version: 2, fsdp_activation_checkpointing: true}\n"
     )
     launch = read_launch("file.yaml")
-    with pytest.raises(ConfigError, match="^file.yaml:3: `fsdp_config`: activation_checkpointing and the recipe's"):
+    with pytest.raises(ConfigError, match=r"^file.yaml:3: `fsdp_config`: activation_checkpointing and the recipe's"):
         checked_recipe(recipe(), [], launch=launch)
     checked_recipe(recipe(gradient_checkpointing=False), [], launch=launch)
 

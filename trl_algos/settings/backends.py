@@ -24,8 +24,8 @@ def backend_problems(values: Values) -> Iterator[str]:
         yield from _fsdp_problems(values)
     if (values["fsdp"] or values["deepspeed"]) and values["save_only_model"] and values["load_best_model_at_end"]:
         yield (
-            "`save_only_model`: true leaves `load_best_model_at_end` nothing that DeepSpeed or FSDP could load; set one "
-            "of them."
+            "`save_only_model`: true leaves `load_best_model_at_end` nothing that DeepSpeed or FSDP could load; set "
+            "one of them."
         )
     if "precompute_ref_log_probs" in values:
         stage = zero_stage(block_of(values, "deepspeed")) if values["deepspeed"] else None
