@@ -28,7 +28,8 @@ SET_UP = ("make ", "python3 -m venv", "pip install", "python -m pytest")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
-    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    for name in ("recipes", "launch"):
+        shutil.copytree(ROOT / name, folder / name)
     rows = [{"question": f"What is {n}+{n}?", "answer": f"{n} and {n} #### {2 * n}"} for n in range(20)]
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder

@@ -11,8 +11,9 @@ from trl_algos._version import __version__
 from trl_algos.errors import ConfigError, HubError, RewardError, SamplingError, nearest, unknown_name
 
 USAGE = """usage: trl-algos train RECIPE [--key value ...]     train as a recipe says; any setting can be overridden
-       trl-algos check RECIPE [--key value ...] [--num_processes N]
-                                                    all that is wrong with it, without loading model or data
+       trl-algos check RECIPE [--key value ...] [--config_file FILE] [--num_processes N]
+                                                    all that is wrong with it, without loading model or data; for a
+                                                    launch by that config of accelerate's, with so many processes
        trl-algos explain RECIPE [--key value ...]   the objective in words, every setting and where it comes from
        trl-algos explain --diff RECIPE RECIPE       what two recipes do not have in common
        trl-algos list [ALGORITHM ...]               the algorithms; of those named, their defaults too
@@ -111,11 +112,14 @@ def _train(words: list[str]) -> int:
 
 def _check(words: list[str]) -> int:
     from trl_algos.recipe.checks import checked_recipe
+    from trl_algos.recipe.launch_file import read_launch
     from trl_algos.recipe.summary import summary
 
     path, words = _recipe_and_words("check", words)
     processes, words = _taken(words, "--num_processes")
-    recipe = checked_recipe(path, words, _count("--num_processes", processes))
+    file, words = _taken(words, "--config_file")
+    count = _count("--num_processes", processes)
+    recipe = checked_recipe(path, words, count, None if file is None else read_launch(file, count))
     _write("\n".join(summary(recipe)))
     return 0
 

@@ -134,12 +134,31 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
+def held(trainer: Any) -> dict[str, int]:
+    """Bytes that this process holds of the trained module tree, and of optimizer states and their float32 copy."""
+    optimizer, zero = trainer.optimizer, getattr(trainer.model_wrapped, "optimizer", None)
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    states = [v for s in optimizer.state.values() for key, v in s.items() if torch.is_tensor(v) and key != "step"]
+    copies = getattr(zero, "single_partition_of_fp32_groups", [])  # of ZeRO-1 and 2
+    return {
+        "weights": sum(map(local_bytes, trainer.accelerator.unwrap_model(trainer.model).parameters())),
+        "optimizer": sum(map(local_bytes, [*states, *copies])),
+    }
+
+
+def local_bytes(tensor: torch.Tensor) -> int:
+    own = tensor.to_local() if isinstance(tensor, DTensor) else getattr(tensor, "ds_tensor", tensor)
+    return own.numel() * own.element_size()
+
+
 def outcome(trainer: Any) -> dict[str, Any]:
     """What a run came to."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {
         "processes": trainer.accelerator.num_processes,
         "model": type(trainer.model_wrapped).__name__,
+        "held": held(trainer),
         "weights": {name: whole(p) for name, p in model.named_parameters()},
         "logs": [log for log in trainer.state.log_history if "eval_loss" not in log],
     }

@@ -10,6 +10,7 @@ from backends import CASES, RESUMED, TEXT, run
 from common import assert_logs, assert_weights
 from safetensors.torch import load_file
 
+from trl_algos.models.memory import estimate
 from trl_algos.trainers import PPOTrainer
 from trl_algos.trainers.critic import load_critic
 
@@ -50,6 +51,20 @@ def _clip_jointly(self: Any, model: torch.nn.Module) -> torch.Tensor:
         if not self.learners.policy and id(parameter) not in critic:
             parameter.grad = None
     return torch.nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm or torch.inf)
+
+
+def check_memory(name: str, outcome: dict[str, Any], folder: str, backend: dict[str, Any]) -> None:
+    """A process holds what `trl-algos check` estimates.
+
+    But for the padding of parts to equal lengths, and the value head, whose only row FSDP2 leaves to one process.
+    """
+    case = RESUMED[name]
+    lora = {"use_peft": True, "lora_r": 2, "lora_target_modules": ["q_proj", "down_proj"]} if case.get("lora") else {}
+    told = {"critic": case["critic"], "vf_coef": 0.1, "optim": case["optim"], "dtype": "float32"}
+    memory = estimate(folder, told | lora | backend, num_processes=2)
+    found = outcome["whole"]["held"]
+    assert found["weights"] == pytest.approx(memory.parameters + memory.adapter + memory.critic, rel=0.01)
+    assert found["optimizer"] == pytest.approx(memory.optimizer, rel=0.01, abs=8 * (32 + 1) / 2 + 16)
 
 
 def check_resumed(name: str, outcome: dict[str, Any], checkpoint: Path) -> None:

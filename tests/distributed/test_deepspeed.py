@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from backends import BACKENDS, RESUMED, cases
-from checks import check_case, check_resumed
+from checks import check_case, check_memory, check_resumed
 from common import launch
 
 pytest.importorskip("deepspeed", reason="needs the package deepspeed")
@@ -30,6 +30,15 @@ def test_it_trains_like_one_process(stage: str, case: str, ranks: list[dict[str,
 def test_a_resumed_run_ends_the_same(name: str, stage: str, ranks: list[dict[str, Any]], model_folder: str) -> None:
     for rank in ranks:
         check_resumed(name, rank[stage][f"resumed_{name}"], Path(model_folder) / f"{stage}_{name}" / "checkpoint-4")
+
+
+@pytest.mark.parametrize("stage", BACKENDS["deepspeed"])
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_process_holds_what_is_estimated(
+    name: str, stage: str, ranks: list[dict[str, Any]], model_folder: str
+) -> None:
+    for rank in ranks:
+        check_memory(name, rank[stage][f"resumed_{name}"], model_folder, BACKENDS["deepspeed"][stage])
 
 
 @pytest.mark.parametrize("stage", BACKENDS["deepspeed"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from backends import BACKENDS, RESUMED, cases
-from checks import check_case, check_resumed
+from checks import check_case, check_memory, check_resumed
 from common import launch
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -31,6 +31,15 @@ def test_a_resumed_run_ends_the_same(name: str, backend: str, ranks: list[dict[s
         check_resumed(
             name, rank[backend][f"resumed_{name}"], Path(model_folder) / f"{backend}_{name}" / "checkpoint-4"
         )
+
+
+@pytest.mark.parametrize("backend", BACKENDS["fsdp2"])
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_process_holds_what_is_estimated(
+    name: str, backend: str, ranks: list[dict[str, Any]], model_folder: str
+) -> None:
+    for rank in ranks:
+        check_memory(name, rank[backend][f"resumed_{name}"], model_folder, BACKENDS["fsdp2"][backend])
 
 
 def test_what_it_cannot_do_is_refused_with_one_message(ranks: list[dict[str, Any]]) -> None:

@@ -433,6 +433,51 @@ def test_fsdp_divides_all_or_what_it_shards(settings: dict[str, Any], expected: 
     assert found == tuple(COUNT * item for item in expected)
 
 
+WHOLE = ("parameters", "adapter", "critic", "reference")
+
+
+def offload(part: str, device: str) -> dict[str, Any]:
+    return {f"offload_{part}": {"device": device}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"deepspeed": {"zero_optimization": {"stage": 3} | offload("param", "none")}}, {}),
+        (
+            {"deepspeed": {"zero_optimization": {"stage": 3} | offload("param", "cpu")}},
+            dict.fromkeys(WHOLE, "on the CPU"),
+        ),
+        (
+            {"deepspeed": {"zero_optimization": {"stage": 2} | offload("param", "cpu")}},
+            {},
+        ),  # which stage 3 alone reads
+        (
+            {"deepspeed": {"zero_optimization": {"stage": 2} | offload("optimizer", "nvme")}},
+            {"optimizer": "on disk", "gradients": "on disk"},
+        ),
+        ({"fsdp": True, "fsdp_config": {"cpu_offload": "true"}}, dict.fromkeys(PARTS, "on the CPU")),
+        ({"fsdp": "full_shard offload"}, dict.fromkeys(PARTS, "on the CPU")),
+        ({"fsdp": True, "fsdp_config": {"cpu_offload": False}}, {}),
+    ],
+)
+def test_what_is_offloaded_is_not_on_the_device(settings: dict[str, Any], expected: dict[str, str]) -> None:
+    memory = estimate(BUNDLED, {"beta": 0.1, **settings}, num_processes=2)
+    assert memory.elsewhere == expected
+    held_here = sum(size for part, size in parts(memory).items() if part not in expected)
+    assert memory.total == held_here
+    assert sum(memory.offloaded(place) for place in set(expected.values())) == sum(parts(memory).values()) - held_here
+    assert ("of each process" in "".join(describe(memory))) == bool(expected)
+
+
+def test_fsdp_leaves_quantised_bytes_whole(llama: str) -> None:
+    settings = {"use_peft": True, "load_in_4bit": True, "fsdp": True, "bf16": True}
+    alone, two = estimate(llama, settings), estimate(llama, settings, num_processes=2)
+    assert (two.parameters, two.adapter) == (alone.parameters, alone.adapter / 2)
+    stored = estimate(llama, settings | {"bnb_4bit_quant_storage": "bfloat16"}, num_processes=2)
+    assert stored.parameters == alone.parameters / 2
+
+
 def test_processes_alone_share_nothing() -> None:
     assert parts(estimate(BUNDLED, {}, num_processes=4)) == parts(estimate(BUNDLED, {}))
 
@@ -540,9 +585,7 @@ def test_lines_of_an_adapter() -> None:
         ({"use_peft": True, "lora_target_parameters": ["x"]}, "LoRA on `lora_target_parameters`"),
         ({"use_peft": True, "use_dora": True}, "DoRA's magnitudes"),
         ({"cast_lm_head_to_fp32": True}, "`cast_lm_head_to_fp32`"),
-        ({"deepspeed": {"zero_optimization": {"offload_param": {"device": "cpu"}}}}, "kept on the CPU"),
-        ({"fsdp": True, "fsdp_config": {"cpu_offload": True}}, "kept on the CPU"),
-        ({"fsdp": "full_shard offload"}, "kept on the CPU"),
+        ({"fsdp": "full_shard offload"}, "what comes back to the device"),
         ({"critic": "separate", "vf_coef": 0.1, "critic_model_name_or_path": "some/model"}, "the critic, whose model"),
     ],
 )

@@ -217,6 +217,7 @@ def test_combinations_at_their_edges():
     assert config(algorithm="vapo", positive_nll_coef=0.0).positive_nll_coef == 0.0
 
 
+RECOMPUTED_BY_FSDP = ("--fsdp_config", '{"activation_checkpointing": true}', "--gradient_checkpointing", "false")
 CLIPPED_APART = ("--max_grad_norm", "0.5", "--critic_max_grad_norm", "0.2")
 
 
@@ -233,7 +234,7 @@ CLIPPED_APART = ("--max_grad_norm", "0.5", "--critic_max_grad_norm", "0.2")
             "`fsdp_config`: state_dict_type must be FULL_STATE_DICT",
         ),
         (
-            ("--use_peft", "--fsdp", "true", "--fsdp_config", '{"activation_checkpointing": true}'),
+            ("--use_peft", "--fsdp", "true", *RECOMPUTED_BY_FSDP),
             "`fsdp_config`: activation_checkpointing would recompute the critic's layers with the policy's adapter",
         ),
     ],
@@ -247,7 +248,7 @@ def test_what_a_backend_cannot_do_with_a_critic(words: tuple[str, ...], message:
     [
         ("--deepspeed", '{"zero_optimization": {"stage": 3}}', "--max_grad_norm", "0.5"),
         ("--fsdp", "true", *CLIPPED_APART),
-        ("--fsdp", "true", "--fsdp_config", '{"activation_checkpointing": true}'),
+        ("--fsdp", "true", *RECOMPUTED_BY_FSDP),
         ("--critic", "shared", "--critic_trunk_gradient", "--fsdp", "full_shard"),
     ],
 )

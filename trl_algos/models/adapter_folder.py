@@ -129,9 +129,14 @@ def _sides(weights: Weights) -> Iterator[tuple[str, int]]:
 
 
 def _ends(module: str) -> list[str]:
-    """`a.b.c` -> `a.b.c`, `b.c`: a stored name may leave out the first parts; the last alone tells nothing."""
+    """`a.b.c` -> `a.b.c`, `b.c`: a stored name may leave out the first parts; the last alone tells nothing.
+
+    The number of a block, and what blocks are called, are kept.
+    """
     parts = module.split(".")
-    return [".".join(parts[start:]) for start in range(max(len(parts) - 1, min(2, len(parts))))]
+    most = max(len(parts) - 1, min(2, len(parts)))
+    block = next((place for place, part in enumerate(parts) if part.isdecimal()), most)
+    return [".".join(parts[start:]) for start in range(min(most, max(block, 1)))]
 
 
 def _by_ends(weights: Weights) -> dict[str, tuple[tuple[int, ...], str]]:

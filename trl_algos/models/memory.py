@@ -30,7 +30,7 @@ NEVER_COUNTED = (
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that one process holds through an optimizer step.
+    """Bytes that one process holds through an optimizer step, on its device unless `elsewhere` says otherwise.
 
     Args:
         parameters: the model's weights; frozen ones where an adapter is trained.
@@ -41,6 +41,7 @@ class MemoryEstimate:
         reference: the second model that a KL term compares with.
         trained: how many numbers are trained, over all processes; not bytes.
         words: part -> how it was reckoned.
+        elsewhere: part -> where it lies if not on the device: `on the CPU` or `on disk`.
         not_counted: what training needs besides.
     """
 
@@ -52,12 +53,17 @@ class MemoryEstimate:
     reference: int
     trained: int
     words: Mapping[str, str]
+    elsewhere: Mapping[str, str]
     not_counted: tuple[str, ...]
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
-        return sum(getattr(self, part) for part in PARTS)
+        """Bytes of all parts on the device."""
+        return sum(getattr(self, part) for part in PARTS if part not in self.elsewhere)
+
+    def offloaded(self, place: str) -> int:
+        """Bytes of all parts that lie at `place`."""
+        return sum(getattr(self, part) for part, where in self.elsewhere.items() if where == place)
 
 
 def estimate(
@@ -65,7 +71,7 @@ def estimate(
 ) -> MemoryEstimate:
     """What training a model takes, by a recipe's resolved settings.
 
-    Only what the settings say is known: a DeepSpeed or FSDP plugin set up by `accelerate launch` alone is not seen.
+    Only what the settings say is known. `recipe/launch_file.py` makes settings of what `accelerate launch` is told.
 
     Args:
         folder: the model's folder, with safetensors weights.
@@ -108,9 +114,17 @@ def estimate(
     return MemoryEstimate(
         **shared,
         trained=sum(tensor.numel for tensor in learners),
-        words={part: text + shared_by * (part in sharding.shares) if text else "" for part, text in words.items()},
+        words={
+            part: text and text + shared_by * (part in sharding.shares) + _place(sharding.elsewhere.get(part))
+            for part, text in words.items()
+        },
+        elsewhere=sharding.elsewhere,
         not_counted=(*_never_counted(kind), *_also_not_counted(settings, sharding, critic is not None)),
     )
+
+
+def _place(where: str | None) -> str:
+    return f"; {where}" if where else ""
 
 
 def _never_counted(kind: str) -> tuple[str, ...]:
@@ -123,6 +137,8 @@ def describe(memory: MemoryEstimate) -> list[str]:
         f"{part:<10}  {size(getattr(memory, part)):>10}  {memory.words[part]}" for part in PARTS if memory.words[part]
     ]
     lines.append(f"{'total':<10}  {size(memory.total):>10}  in each process")
+    for place in sorted(set(memory.elsewhere.values())):
+        lines.append(f"{'besides':<10}  {size(memory.offloaded(place)):>10}  of each process {place}")
     return [*lines, f"Not counted: {'; '.join(memory.not_counted)}."]
 
 
@@ -183,8 +199,8 @@ def _also_not_counted(settings: Mapping[str, Any], sharding: Sharding, counts_cr
         yield "DoRA's magnitudes"
     if settings.get("cast_lm_head_to_fp32"):
         yield "the wider output layer of `cast_lm_head_to_fp32`"
-    if sharding.offloads:
-        yield "that some of it is kept on the CPU or on disk"
+    if sharding.elsewhere:
+        yield "what comes back to the device while it is at work"
 
 
 def _whole_model(weights: Weights, item: int, sharding: Sharding) -> list[Trained]:

@@ -14,7 +14,13 @@ from typing import Any
 
 from trl_algos.errors import ConfigError
 from trl_algos.finite import SMALLEST_NORMAL, is_finite_float32
-from trl_algos.models.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter_folder
+from trl_algos.models.adapter_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    fit_problem,
+    is_adapter_folder,
+    read_adapter,
+)
 from trl_algos.models.folder import (
     architectures,
     classifier_problem,
@@ -137,8 +143,17 @@ def _adapter_problems(key: str, folder: Path, trust_remote_code: bool) -> Iterat
         if labels is not None:
             yield f"`{key}`: {base!r}, the base model that {str(folder / ADAPTER_CONFIG)!r} names, is {labels}"
         elif heads:
-            found = _head_problems(heads, widths(config), repr(str(folder)))
-            yield from (f"`{key}`: {problem}" for problem in found)
+            found = [*_head_problems(heads, widths(config), repr(str(folder)))]
+            yield from (f"`{key}`: {problem}" for problem in found or _fit_problems(folder, base))
+
+
+def _fit_problems(folder: Path, base: str) -> Iterator[str]:
+    try:
+        problem = fit_problem(read_adapter(folder), weight_shapes(base), base)
+    except ConfigError:  # no safetensors: only loading tells
+        return
+    if problem is not None:
+        yield problem
 
 
 def reward_figures(folder: str | Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Sharding:
         item: bytes of a number of the model, where DeepSpeed's mixed precision decides them.
         trained_item: bytes of a number that is trained, where FSDP's mixed precision decides them.
         zero_stage: DeepSpeed's stage; None without DeepSpeed.
-        offloads: something is kept on the CPU or on disk.
+        elsewhere: part -> where it lies if not on the device: `on the CPU` or `on disk`.
     """
 
     name: str = ""
@@ -31,7 +31,7 @@ class Sharding:
     item: int | None = None
     trained_item: int | None = None
     zero_stage: int | None = None
-    offloads: bool = False
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 def sharding_of(settings: Mapping[str, Any], processes: int) -> Sharding:
@@ -41,30 +41,61 @@ def sharding_of(settings: Mapping[str, Any], processes: int) -> Sharding:
         ConfigError: a file that they name cannot be read.
     """
     if settings.get("deepspeed"):
-        return _deepspeed(_block(settings, "deepspeed"), settings, processes)
+        return _deepspeed(backend_block(settings, "deepspeed"), settings, processes)
     if settings.get("fsdp"):
-        return _fsdp(_block(settings, "fsdp_config"), settings, processes)
+        return _fsdp(backend_block(settings, "fsdp_config"), settings, processes)
     return Sharding()
 
 
+def zero_stage(block: Mapping[str, Any]) -> int:
+    """The stage that DeepSpeed's config asks for; 0 where it names none."""
+    stage = _zero(block).get("stage")
+    return int(stage) if stage in (1, 2, 3) else 0
+
+
 def _deepspeed(block: Mapping[str, Any], settings: Mapping[str, Any], processes: int) -> Sharding:
-    zero = block.get("zero_optimization")
-    zero = zero if isinstance(zero, Mapping) else {}
-    stage = zero.get("stage") if zero.get("stage") in (1, 2, 3) else 0
+    stage = zero_stage(block)
     half = any(_is_on(block.get(name), settings.get(name)) for name in ("bf16", "fp16"))
-    targets = [value.get("device") for key, value in zero.items() if "offload_" in key and isinstance(value, Mapping)]
     return Sharding(
         name=f"ZeRO-{stage}",
-        shares=dict.fromkeys(_OF_ZERO_STAGE[int(stage or 0)], processes),
+        shares=dict.fromkeys(_OF_ZERO_STAGE[stage], processes),
         item=2 if half else None,
         zero_stage=stage,
-        offloads=any(target not in (None, "none") for target in targets),
+        elsewhere=_offloaded(_zero(block), stage),
     )
+
+
+def _zero(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    zero = block.get("zero_optimization")
+    return zero if isinstance(zero, Mapping) else {}
+
+
+def _offloaded(zero: Mapping[str, Any], stage: int) -> dict[str, str]:
+    """Where DeepSpeed keeps the parts that are not on the device.
+
+    With the optimizer's states it offloads the gradients that they are stepped by; weights with stage 3 alone.
+    """
+    places: dict[str, str] = {}
+    for key, least, parts in _OFFLOADS:
+        target = zero.get(key)
+        device = target.get("device") if isinstance(target, Mapping) else None
+        if stage >= least and device in _PLACES:
+            places |= dict.fromkeys(parts, _PLACES[device])
+    return places
+
+
+_PLACES = {"cpu": "on the CPU", "nvme": "on disk"}
+
+_OFFLOADS = (
+    ("offload_optimizer", 1, ("optimizer", "gradients")),
+    ("offload_param", 3, ("parameters", "adapter", "critic", "reference")),
+)
+"""Key of DeepSpeed's config, the lowest stage that reads it, what it moves."""
 
 
 def _fsdp(block: Mapping[str, Any], settings: Mapping[str, Any], processes: int) -> Sharding:
     mode = str(block.get("reshard_after_forward", settings["fsdp"])).lower()
-    offloads = bool(block.get("cpu_offload")) or "offload" in str(settings["fsdp"])
+    offloads = str(block.get("cpu_offload")).lower() == "true" or "offload" in str(settings["fsdp"])
     # Accelerate widens what is trained to float32, and computes in the mixed type.
     mixed = bool(settings.get("bf16") or settings.get("fp16")) and not settings.get("load_in_4bit")
     split: tuple[str, ...] = PARTS
@@ -72,7 +103,10 @@ def _fsdp(block: Mapping[str, Any], settings: Mapping[str, Any], processes: int)
         split = ()
     elif mode == "false" or "shard_grad_op" in mode:  # whole parameters from the forward to the backward pass
         split = ("gradients", "optimizer")
-    return Sharding("FSDP", dict.fromkeys(split, processes), trained_item=4 if mixed else None, offloads=offloads)
+    if settings.get("load_in_4bit") and settings.get("bnb_4bit_quant_storage") in (None, "uint8"):
+        split = tuple(part for part in split if part != "parameters")  # FSDP2 leaves bytes whole
+    places = dict.fromkeys(PARTS, _PLACES["cpu"]) if offloads else {}
+    return Sharding("FSDP", dict.fromkeys(split, processes), trained_item=4 if mixed else None, elsewhere=places)
 
 
 def _is_on(block: Any, setting: Any) -> bool:
@@ -81,8 +115,16 @@ def _is_on(block: Any, setting: Any) -> bool:
     return bool(setting if enabled == "auto" else enabled)
 
 
-def _block(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A block of settings, or what the file that stands in its place holds."""
+def backend_block(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A block of settings, or what the file that stands in its place holds.
+
+    Args:
+        settings: a recipe's.
+        key: `deepspeed` or `fsdp_config`.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     value = settings.get(key) or {}
     if isinstance(value, Mapping):
         return value

@@ -14,6 +14,7 @@ from trl_algos.checkpoints.latest import checkpoint_to_resume
 from trl_algos.checkpoints.record import read_record
 from trl_algos.data.spec import DataSpec, data_problems, local_columns, local_messages
 from trl_algos.errors import ConfigError
+from trl_algos.recipe.launch_file import Launch
 from trl_algos.recipe.measured import needs_test_split
 from trl_algos.recipe.model_checks import chat_template_problems, trained_model_problems
 from trl_algos.recipe.pair_checks import pair_problems
@@ -25,18 +26,21 @@ from trl_algos.settings.tracking import report_to_problems
 from trl_algos.settings.trainer_checks import launched_processes
 
 
-def checked_recipe(path: str, words: Sequence[str], num_processes: int | None = None) -> Recipe:
+def checked_recipe(
+    path: str, words: Sequence[str], num_processes: int | None = None, launch: Launch | None = None
+) -> Recipe:
     """A recipe in which nothing is found wrong.
 
     Args:
         path: the file.
         words: `--key value`, ...; they win over the file.
         num_processes: processes to judge batch sizes for; None for those of this launch.
+        launch: the config to judge for, as `draft` takes it.
 
     Raises:
         ConfigError: with everything that is wrong with keys, types, settings, model, data, rewards and files.
     """
-    recipe, problems = draft(path, words, num_processes)
+    recipe, problems = draft(path, words, num_processes, launch)
     # A key that is wrong has its default now, of which there is nothing to say.
     told = {key for message in problems for key in re.findall(r"(?:^|: )`([^`]+)`", message)[:1]}
     problems += [m for m in recipe_problems(recipe) if not told & set(re.findall(r"(?:^|: )`([^`]+)`", m)[:1])]

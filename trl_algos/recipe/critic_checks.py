@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_algos.checkpoints.latest import chosen_checkpoint
 from trl_algos.errors import ConfigError
 from trl_algos.models.critic_folder import (
     FOLDER,
@@ -20,6 +19,7 @@ from trl_algos.models.critic_folder import (
 from trl_algos.models.folder import ENCODER, classifier_problem, is_encoder, model_problems, read_json, text_config
 from trl_algos.models.lora_shapes import lora_layers
 from trl_algos.models.weight_files import weight_shapes
+from trl_algos.recipe.model_checks import checkpoint_folder
 from trl_algos.settings.critic import critic_has_lora, has_critic
 
 _KEY = "critic_model_name_or_path"
@@ -43,7 +43,7 @@ def critic_problems(values: Mapping[str, Any], policy: str | None) -> Iterator[s
         yield from (f"`{_KEY}`: {problem}" for problem in _saved_problems(values, path, policy))
     elif path is not None:
         yield from _start_problems(values, path, policy)
-    checkpoint = _checkpoint(values)
+    checkpoint = checkpoint_folder(values)
     if checkpoint is not None:
         folder = os.path.join(checkpoint, FOLDER)
         yield from (f"`resume_from_checkpoint`: {problem}" for problem in _folder_problems(values, folder, policy))
@@ -131,12 +131,4 @@ def _tokens(folder: str | None) -> Any:
         added = sorted((token["id"], token["content"]) for token in tokenizer.get("added_tokens") or [])
         return tokenizer["model"]["vocab"], added
     except (ConfigError, KeyError, TypeError):
-        return None
-
-
-def _checkpoint(values: Mapping[str, Any]) -> str | None:
-    """The folder to resume from, where there is one."""
-    try:
-        return chosen_checkpoint(values["resume_from_checkpoint"], values["output_dir"] or "")
-    except ConfigError:  # complained of as a file
         return None

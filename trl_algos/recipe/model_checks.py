@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trl_algos.checkpoints.latest import chosen_checkpoint
 from trl_algos.data.arithmetic_task import BUNDLED_MODELS
 from trl_algos.errors import ConfigError
-from trl_algos.models.adapter_folder import is_adapter_folder, read_adapter
+from trl_algos.models.adapter_folder import fit_problem, is_adapter_folder, read_adapter
 from trl_algos.models.folder import model_problems, not_causal_problem, read_json, tokenizer_problems
 from trl_algos.models.lora_shapes import lora_problems
 from trl_algos.models.score_head import classifier_weights
@@ -46,6 +47,7 @@ def trained_model_problems(values: Mapping[str, Any], kind: str | None) -> Itera
         yield from found
         if not found:
             yield from _lora_problems(values, kind) if kind else ()
+            yield from _resumed_adapter_problems(values)
             yield from _class_problems(name) if kind in ("policy", "preference") else ()
     if values["load_in_4bit"] and values["load_in_8bit"]:
         yield "`load_in_8bit`: true together with `load_in_4bit`; set one of them."
@@ -79,6 +81,28 @@ def _lora_problems(values: Mapping[str, Any], kind: str) -> Iterator[str]:
         yield from lora_problems(weights, str(config.get("model_type")), values)
     except ConfigError:  # no safetensors: only loading tells
         return
+
+
+def checkpoint_folder(values: Mapping[str, Any]) -> str | None:
+    """The folder to resume from, where there is one."""
+    try:
+        return chosen_checkpoint(values["resume_from_checkpoint"], values["output_dir"] or "")
+    except ConfigError:  # complained of as a file
+        return None
+
+
+def _resumed_adapter_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """A checkpoint whose adapter was trained on a model of other shapes, where that of the recipe lies here."""
+    name = values["model_name_or_path"]
+    checkpoint, folder = checkpoint_folder(values), model_folder(name)
+    if checkpoint is None or folder is None or not values["use_peft"]:
+        return
+    try:
+        problem = fit_problem(read_adapter(checkpoint), weight_shapes(folder), name)
+    except ConfigError:  # complained of as a checkpoint, or stored in another format
+        return
+    if problem is not None:
+        yield f"`resume_from_checkpoint`: {problem}"
 
 
 def chat_template_problems(values: Mapping[str, Any], messages: str | None) -> Iterator[str]:

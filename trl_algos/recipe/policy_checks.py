@@ -23,6 +23,8 @@ def policy_problems(recipe: Recipe, columns: Sequence[str] | None) -> Iterator[s
     key = "reward_model_name_or_path"
     if values[key] is not None:
         yield from reward_model_problems(key, values[key], values["trust_remote_code"])
+    if values["use_vllm"] and values["vllm_mode"] == "colocate" and values["load_in_8bit"]:
+        yield "`load_in_8bit`: true, which vLLM cannot have with `vllm_mode: colocate`; take `load_in_4bit`."
     yield from critic_problems(values, model_folder(values["model_name_or_path"]))
     yield from _reward_problems(recipe, columns)
     yield from dynamic_sampling_problems(values, columns)

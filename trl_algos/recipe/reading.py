@@ -6,6 +6,7 @@ its type; all that is wrong is reported together, with file and line. Nothing he
 """
 
 import copy
+import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,11 @@ from trl_algos.recipe.coercion import coerce
 from trl_algos.recipe.continued import SOURCE as ADAPTER_SOURCE
 from trl_algos.recipe.continued import settled_by_adapter
 from trl_algos.recipe.file import Value, environment, read_files, read_words
+from trl_algos.recipe.launch_file import Launch, launched_settings
 from trl_algos.recipe.renamed import elsewhere
 from trl_algos.recipe.resolving import resolved
 from trl_algos.recipe.unused import unused_problems
+from trl_algos.settings.backends import KEYS, backend_problems
 from trl_algos.settings.kinds import DOES, WHO, all_keys, kind_of, some_keys, tells_kind
 from trl_algos.settings.public import is_secret
 from trl_algos.settings.trainer_checks import launched_processes
@@ -88,13 +91,17 @@ def read_recipe(path: str | None, words: Sequence[str] = (), num_processes: int 
     return recipe
 
 
-def draft(path: str | None, words: Sequence[str], num_processes: int | None) -> tuple[Recipe, list[str]]:
+def draft(
+    path: str | None, words: Sequence[str], num_processes: int | None, launch: Launch | None = None
+) -> tuple[Recipe, list[str]]:
     """A recipe and every problem found in keys, types and settings; what is wrong has its default in the recipe.
 
     Args:
         path: as `read_recipe` takes it.
         words: likewise.
         num_processes: likewise.
+        launch: the config that it is to be launched by, whose processes count, and whose backend holds where the
+            recipe sets none; None for those of this launch.
 
     Raises:
         ConfigError: nothing could be read at all.
@@ -105,6 +112,9 @@ def draft(path: str | None, words: Sequence[str], num_processes: int | None) -> 
         raise ConfigError(problems)
     written |= read_words(words, problems)
     variables = environment(written, problems)
+    if launch is not None:
+        num_processes = launch.num_processes
+        written = {**({} if any(key in written for key in KEYS) else launch.settings), **written}
     kind, is_known = kind_of(_algorithm(written)), "algorithm" not in written or tells_kind(_algorithm(written))
     given = _typed_values(written, kind, problems)
     settled = settled_by_adapter(given, problems)
@@ -115,9 +125,20 @@ def draft(path: str | None, words: Sequence[str], num_processes: int | None) -> 
     sources |= {key: _source(value) for key, value in written.items() if given.get(key) is not None}
     sources |= {key: ADAPTER_SOURCE for key in settled.keys() - written.keys()}
     judged += unused_problems(kind, given, values)
+    judged += _launch_problems(values, launch)
     problems += judged if is_known else [message for message in judged if message.startswith("`algorithm`")]
     recipe = Recipe(path, kind, written, given, values, sources, variables, count, is_known)
     return recipe, [placed(message, written) for message in problems]
+
+
+def _launch_problems(values: Mapping[str, Any], launch: Launch | None) -> list[str]:
+    """What the launch, of which the settings say nothing, makes impossible: that to come, or this process' own."""
+    if launch is not None:
+        return list(launch.problems(values))
+    backend = launched_settings(os.environ)
+    if not backend or any(values[key] for key in ("deepspeed", "fsdp")):
+        return []
+    return list(backend_problems({**values, **backend}))
 
 
 def _algorithm(written: Mapping[str, Value]) -> str | None:

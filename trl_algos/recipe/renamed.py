@@ -24,6 +24,8 @@ OF_PPO: Mapping[str, str] = {
 
 _OF_ALL: Mapping[str, str] = {
     "num_processes": "belongs to the launcher: `accelerate launch --num_processes N -m trl_algos train RECIPE`",
+    "config_file": "belongs to the launcher, or to `trl-algos check`: `accelerate launch --config_file FILE -m "
+    "trl_algos train RECIPE`",
     "accelerate_config": "belongs to the launcher: `accelerate launch --config_file FILE -m trl_algos train RECIPE`",
     "config": "is an option of the command line, which names the recipe",
     "torch_dtype": "is called `dtype`",

@@ -5,7 +5,15 @@ from typing import Any
 
 from trl_algos.errors import ConfigError, unknown_name
 from trl_algos.recipe import schema
-from trl_algos.settings.critic import critic_form, dropout_problems, form_problems, has_critic, sharding_problems
+from trl_algos.settings.backends import backend_problems
+from trl_algos.settings.critic import (
+    critic_form,
+    dropout_problems,
+    form_problems,
+    has_critic,
+    sharding_problems,
+    whole_critic_problems,
+)
 from trl_algos.settings.kinds import all_keys
 from trl_algos.settings.preference import resolve_preference
 from trl_algos.settings.ranges import range_problems
@@ -42,6 +50,7 @@ def resolved(
         problems += trainer_problems(resolution.values, num_processes)
     problems += range_problems(rest, defaults)
     values |= rest | resolution.values
+    problems += backend_problems(values)
     if kind == "policy":
         problems += _critic_problems(values, resolution)
     return values, sources | resolution.sources | _work_out(kind, values, given, num_processes)
@@ -76,6 +85,8 @@ def _critic_problems(values: Mapping[str, Any], resolution: Resolution) -> list[
     if has_critic(resolution.values):
         form = critic_form(values["critic"], values["use_peft"])
         problems += dropout_problems(form, resolution.values["disable_dropout"])
+        if values["deepspeed"] or values["fsdp"]:
+            problems += whole_critic_problems(own_lora, values["use_peft"])
         if values["critic"] is None:  # else it has been judged
             problems += sharding_problems(resolution.values, form)
     return problems

@@ -13,6 +13,7 @@ from trl_algos.algorithms import (
 )
 from trl_algos.errors import ConfigError, unknown_name
 from trl_algos.models.critic_folder import CRITIC_FORMS, about_critic, critic_folder_problems, is_critic_folder
+from trl_algos.settings.backends import block_of, recomputes
 from trl_algos.settings.resolved import Resolution, of_row
 
 CRITIC_SETTINGS = (
@@ -209,12 +210,12 @@ def shared_passes_problems(policy: int, critic: int | None) -> Iterator[str]:
         )
 
 
-def fsdp_problems(version: int, recomputes: bool, saves_shards: bool, form: str) -> Iterator[str]:
+def fsdp_problems(version: int, recomputing: bool, saves_shards: bool, form: str) -> Iterator[str]:
     """A message for each thing that FSDP cannot do with a critic.
 
     Args:
         version: 1 or 2.
-        recomputes: whether FSDP itself is to checkpoint activations.
+        recomputing: whether FSDP itself is to checkpoint activations.
         saves_shards: whether checkpoints are to hold what lies on each process.
         form: one of `CRITIC_FORMS`, worked out.
     """
@@ -222,7 +223,7 @@ def fsdp_problems(version: int, recomputes: bool, saves_shards: bool, form: str)
         yield f"`fsdp_config`: version {version} is not supported with a critic; take version 2."
     if saves_shards:
         yield f"`fsdp_config`: state_dict_type must be {_FULL}; others leave the critic out of checkpoints with LoRA."
-    if recomputes and form == "adapter":
+    if recomputing and form == "adapter":
         yield (
             "`fsdp_config`: activation_checkpointing would recompute the critic's layers with the policy's adapter; "
             "set `gradient_checkpointing` instead."
@@ -271,20 +272,43 @@ def _is_no_name(path: Any) -> bool:
     return not text or (text in ("true", "false") and not os.path.isdir(str(path)))
 
 
+def own_schedule_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """A message for each part of DeepSpeed's config that would step policy and critic alike."""
+    for key in ("optimizer", "scheduler"):
+        if key in config:
+            yield (
+                f"`deepspeed`: its config sets {key!r}, which would leave the critic without a learning rate and a "
+                "warm-up of its own; leave it out and set `optim` and `lr_scheduler_type`."
+            )
+
+
+def whole_critic_problems(own_lora: bool | None, uses_lora: bool) -> Iterator[str]:
+    """A message where a whole critic would train beside an adapter under a backend that shards.
+
+    Args:
+        own_lora: the setting `critic_use_peft`.
+        uses_lora: whether the policy trains a LoRA adapter.
+    """
+    if own_lora is False and uses_lora:
+        yield (
+            "`critic_use_peft`: false beside a policy with LoRA is not supported where DeepSpeed or FSDP shards what "
+            "is trained; leave it out."
+        )
+
+
 def sharding_problems(values: Mapping[str, Any], form: str) -> Iterator[str]:
     """A message for each thing that the backend of the settings cannot do with a critic of that form.
 
-    What stands in a file, and what accelerate's own config asks for, is for the trainer to judge.
+    What accelerate's own config asks for is for the trainer to judge, or for `check` with that file.
     """
     if values["deepspeed"]:
+        yield from own_schedule_problems(block_of(values, "deepspeed"))
         yield from joint_clipping_problems(values["max_grad_norm"], values["critic_max_grad_norm"])
     if values["deepspeed"] or values["fsdp"]:
         yield from shared_passes_problems(values["num_iterations"], values["critic_num_iterations"])
-    block = values["fsdp_config"] if values["fsdp"] and isinstance(values["fsdp_config"], Mapping) else {}
-    block = {str(key).removeprefix("fsdp_"): value for key, value in block.items()}
-    recomputes = str(block.get("activation_checkpointing", False)).lower() == "true"
+    block = block_of(values, "fsdp_config") if values["fsdp"] else {}
     version, saves_shards = int(block.get("version", 2)), block.get("state_dict_type", _FULL) != _FULL
-    yield from fsdp_problems(version, recomputes, saves_shards, form)
+    yield from fsdp_problems(version, recomputes(block), saves_shards, form)
 
 
 def _warmup_problems(values: Mapping[str, Any], asked: bool) -> Iterator[str]:

@@ -44,6 +44,19 @@ def trainer_problems(values: Values, num_processes: int) -> Iterator[str]:
     if values["sync_ref_model"] and not values["beta"]:
         yield "`sync_ref_model`: true, but there is no reference model while `beta` is 0."
     yield from batch_problems(values, num_processes)
+    yield from _engine_problems(values, num_processes)
+
+
+def _engine_problems(values: Values, num_processes: int) -> Iterator[str]:
+    """What vLLM in the processes that train cannot do; TRL says so once the model is loaded."""
+    if not values["use_vllm"] or values["vllm_mode"] != "colocate":
+        return
+    size = values["vllm_tensor_parallel_size"]
+    if size < 1 or num_processes % size:
+        yield (
+            f"`vllm_tensor_parallel_size`: {size!r} does not divide {counted(num_processes, 'process')}, over which "
+            "vLLM is spread with `vllm_mode: colocate`."
+        )
 
 
 def launched_processes() -> int:

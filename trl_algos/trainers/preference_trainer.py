@@ -14,6 +14,7 @@ from trl_algos.core import nll_per_token
 from trl_algos.errors import ConfigError
 from trl_algos.preference_config import PreferenceConfig
 from trl_algos.preference_rows import SOURCE
+from trl_algos.settings.backends import precomputing_problems
 from trl_algos.trainers.adapters import check_adapter, give_reference_adapter
 from trl_algos.trainers.packing.models import pack_language_model
 from trl_algos.trainers.packing.start import start_packing
@@ -96,11 +97,10 @@ class PreferenceTrainer(ExactResume, HeldOutFigures, CheckedSteps, PublicUploads
             columns.append(SOURCE)
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        if getattr(self.model, "peft_config", None) and is_deepspeed_zero3_enabled():
-            # DeepSpeed takes this pass, without the adapter, for the order of modules in training.
-            raise ConfigError(
-                ["`precompute_ref_log_probs`: True cannot be had for an adapter under DeepSpeed ZeRO-3; leave it out."]
-            )
+        stage = 3 if is_deepspeed_zero3_enabled() else None
+        problems = list(precomputing_problems(True, bool(getattr(self.model, "peft_config", None)), stage))
+        if problems:
+            raise ConfigError(problems)
         self._pack_models()  # TRL calls this from its `__init__`
         with precomputing(self, dataset, self._precompute_model_hash):
             return super()._precompute_ref_logps(dataset, name, batch_size)

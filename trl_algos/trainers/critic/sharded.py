@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
-from trl_algos.settings.critic import fsdp_problems, joint_clipping_problems, shared_passes_problems
+from trl_algos.settings.critic import (
+    fsdp_problems,
+    joint_clipping_problems,
+    own_schedule_problems,
+    shared_passes_problems,
+    whole_critic_problems,
+)
 from trl_algos.trainers.critic.forms import Critic, SeparateCritic
 from trl_algos.trainers.critic.optimisation import ROLE, critic_groups
 from trl_algos.trainers.processes import is_sharded
@@ -26,26 +32,16 @@ def backend_problems(trainer: "PPOTrainer") -> Iterator[str]:
     """A message for each thing that a critic cannot have under the backend in use."""
     state, args = trainer.accelerator.state, trainer.args
     if trainer.is_deepspeed_enabled:
-        config = state.deepspeed_plugin.deepspeed_config
-        yield from (
-            f"`deepspeed`: its config sets {key!r}, which would leave the critic without a learning rate and a "
-            "warm-up of its own; leave it out and set `optim` and `lr_scheduler_type`."
-            for key in ("optimizer", "scheduler")
-            if key in config
-        )
+        yield from own_schedule_problems(state.deepspeed_plugin.deepspeed_config)
         yield from joint_clipping_problems(args.max_grad_norm, args.critic_max_grad_norm)
     if is_sharded(trainer):
-        if args.critic_use_peft is False and is_peft_model(trainer.model):
-            yield (
-                "`critic_use_peft`: false beside a policy with LoRA is not supported where DeepSpeed or FSDP shards "
-                "what is trained; leave it out."
-            )
+        yield from whole_critic_problems(args.critic_use_peft, is_peft_model(trainer.model))
         yield from shared_passes_problems(args.num_iterations, args.critic_num_iterations)
     if trainer.is_fsdp_enabled:
         plugin = state.fsdp_plugin
-        recomputes = bool(plugin.activation_checkpointing)
+        recomputing = bool(plugin.activation_checkpointing)
         shards = "FULL_STATE_DICT" not in str(plugin.state_dict_type)
-        yield from fsdp_problems(plugin.fsdp_version, recomputes, shards, trainer.critic_form)
+        yield from fsdp_problems(plugin.fsdp_version, recomputing, shards, trainer.critic_form)
 
 
 def fit_to_backend(trainer: "PPOTrainer", critic: Critic) -> None:
