@@ -11,7 +11,7 @@ from trl_algos._version import __version__
 if TYPE_CHECKING:
     from trl_algos.algorithms import ALGORITHMS, Algorithm, register
     from trl_algos.config import PolicyConfig
-    from trl_algos.errors import ConfigError, RewardError, SamplingError
+    from trl_algos.errors import ConfigError, HubError, RewardError, SamplingError
     from trl_algos.preference_algorithms import PREFERENCE_ALGORITHMS, PreferenceAlgorithm
     from trl_algos.preference_config import BradleyTerryConfig, PreferenceConfig
     from trl_algos.trainers import (
@@ -31,6 +31,7 @@ _HOME = {
     "BradleyTerryConfig": "preference_config",
     "BradleyTerryTrainer": "trainers",
     "ConfigError": "errors",
+    "HubError": "errors",
     "PPOTrainer": "trainers",
     "PREFERENCE_ALGORITHMS": "preference_algorithms",
     "PolicyConfig": "config",
@@ -52,6 +53,7 @@ __all__ = [
     "BradleyTerryConfig",
     "BradleyTerryTrainer",
     "ConfigError",
+    "HubError",
     "PPOTrainer",
     "PolicyConfig",
     "PolicyTrainer",

@@ -84,14 +84,14 @@ def commit(
 def told(files: Files, repo: str, upload: Callable[[], _Result]) -> _Result:
     """The result of an upload, with a line on standard error at its beginning, and more while it takes long."""
     megabytes = size(files) / 1e6
-    _say(f"Pushing {len(files)} files ({megabytes:.1f} MB) to {repo} ...")
+    say(f"Pushing {len(files)} files ({megabytes:.1f} MB) to {repo} ...")
     done = threading.Event()
 
     def remind() -> None:
         seconds = 0.0
         while not done.wait(_TOLD_EVERY_SECONDS):
             seconds += _TOLD_EVERY_SECONDS
-            _say(f"Still pushing to {repo}, after {seconds:.0f} s ...")
+            say(f"Still pushing to {repo}, after {seconds:.0f} s ...")
 
     reminder = threading.Thread(target=remind, daemon=True)
     reminder.start()
@@ -181,6 +181,7 @@ def _content(file: Path | bytes) -> str | bytes:
     return os.fspath(file) if isinstance(file, Path) else file
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """A line of progress, on standard error."""
     sys.stderr.write(f"trl-algos: {line}\n")
     sys.stderr.flush()

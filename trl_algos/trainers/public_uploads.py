@@ -20,7 +20,7 @@ from trl_algos.errors import HubError
 from trl_algos.hub.card import CARD_FILE, CardFacts, model_card
 from trl_algos.hub.files import Files, model_files, whole_folder
 from trl_algos.hub.privacy import Privacy, places_in
-from trl_algos.hub.upload import commit, opened_repo, told
+from trl_algos.hub.upload import commit, opened_repo, say, told
 from trl_algos.objective import objective_text, references, unused_text
 from trl_algos.settings.public import public_settings
 
@@ -161,6 +161,11 @@ class PublicUploads:
         else:
             self.push_in_progress.jobs.append(job)
 
+    def _finish_current_push(self) -> None:
+        if getattr(self, "push_in_progress", None) is not None and not self.push_in_progress.is_done():
+            say(f"Waiting until the last checkpoint is pushed to {self.hub_model_id} ...")
+        super()._finish_current_push()  # type: ignore[misc]
+
     def _model_files(self, folder: Path, facts: CardFacts) -> dict[str, Path | bytes]:
         critic = bool(getattr(self.args, "push_critic", False))
         card = model_card(facts, str(self.hub_model_id)).encode()
@@ -196,7 +201,6 @@ class PublicUploads:
     control: Any
     save_model: Any
     is_world_process_zero: Any
-    _finish_current_push: Any
 
 
 def _facts_of_script(trainer: Any, is_adapter: bool) -> CardFacts:
