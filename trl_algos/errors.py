@@ -56,7 +56,7 @@ def closest(value: object, allowed: Iterable[str], cutoff: float = 0.6) -> str |
 
 def first_line(error: BaseException) -> str:
     """What another library's error says first; how Python writes the error where it says nothing."""
-    return (str(error).strip().splitlines() or [repr(error)])[0]
+    return (str(error).strip().splitlines() or [repr(error)])[0].strip()
 
 
 def counted(number: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, set_seed
 from trl import get_peft_config, get_quantization_config
 from trl.trainer.utils import create_model_from_path
 
@@ -78,6 +78,7 @@ def _base(arguments: Arguments, adapter: Adapter, quantization: Any) -> Any:
         kwargs["quantization_config"] = quantization
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         kwargs["device_map"] = None
+    set_seed(args.seed)  # as TRL does: the head that an adapter's own takes the place of is drawn
     classifier = SimpleNamespace(from_pretrained=partial(classifier_base, adapter=adapter))
     return create_model_from_path(name, classifier if arguments.kind == "reward_model" else None, **kwargs)
 
