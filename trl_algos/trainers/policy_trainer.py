@@ -163,15 +163,10 @@ class PolicyTrainer(GRPOTrainer):
         if self.ref_model is not None:
             models["ref_model"] = self.accelerator.unwrap_model(self.ref_model)
         pack = partial(pack_language_model, share=shares)
-        packed = start_packing(self, self.wants_packing, pack, models)
+        packed = start_packing(self, self.args.padding_free, pack, models)
         self.packs, self.packs_reference = "model" in packed, "ref_model" in packed
         self.shares_prompts = self.packs and shares
         self.trims_prompts = self.packs or may_be_trimmed(self.model)
-
-    @property
-    def wants_packing(self) -> bool | None:
-        """`padding_free`; unset means no with a critic."""
-        return False if "critic" in self.needs and self.args.padding_free is None else self.args.padding_free
 
     @property
     def scores_with_values(self) -> bool:

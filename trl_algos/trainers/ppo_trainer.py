@@ -102,7 +102,7 @@ class PPOTrainer(PolicyTrainer):
         if not isinstance(self.critic, SeparateCritic):
             return
         pack = partial(pack_trunk, share=self.args.share_prompts is not False)
-        packed = start_packing(self, self.wants_packing, pack, {"critic": self.critic.trunk})
+        packed = start_packing(self, self.args.padding_free, pack, {"critic": self.critic.trunk})
         if not packed and not may_be_trimmed(self.critic.trunk):
             self.trims_prompts = False
 

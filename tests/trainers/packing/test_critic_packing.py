@@ -198,14 +198,29 @@ def another_critic(folder: Path, family: str) -> dict[str, Any]:
     return {"critic_model_name_or_path": str(folder)}
 
 
-def test_a_critic_that_needs_padded_rows(model_folder: str, tmp_path: Path) -> None:
-    """It is refused where real tokens alone are asked for; unset, all rows are padded with a critic."""
+def test_a_critic_that_needs_padded_rows(model_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Unset, the policy alone computes real tokens, which the log says; true, it is refused."""
     critic = another_critic(tmp_path, "lfm2")
     trainer = make_trainer("separate", model_folder, padding_free=None, **critic)
-    assert not trainer.packs
+    assert trainer.packs
     assert not trainer.critic.packs
+    assert "`critic` runs on padded rows, because it has layers of type conv" in caplog.text
+    trainer.train()
+    padded = make_trainer("separate", model_folder, padding_free=False, **critic)
+    padded.train()
+    expected = dict(padded.model.named_parameters())
+    for weight, found in trainer.model.named_parameters():
+        torch.testing.assert_close(found, expected[weight], rtol=0, atol=1e-5, msg=weight)
     with pytest.raises(ConfigError, match="`padding_free`: True, but `critic` runs on padded rows, because it has"):
         make_trainer("separate", model_folder, padding_free=True, **critic)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_real_tokens_alone_are_computed_unless_told(name: str, model_folder: str) -> None:
+    trainer = make_trainer(name, model_folder)
+    assert trainer.args.padding_free is None
+    assert trainer.packs
+    assert trainer.critic.packs
 
 
 def test_a_critic_of_another_family(model_folder: str, tmp_path: Path) -> None:

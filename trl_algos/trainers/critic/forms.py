@@ -67,7 +67,7 @@ class Critic:
             row: the flat row of these tokens that the policy has just been given, for a critic that takes such rows.
         """
         packing, inputs = packing_of(self._trunk), {"input_ids": input_ids, "attention_mask": attention_mask}
-        if packing is None or not packing.may_pack():
+        if packing is None:
             row = None
         elif row is None:
             row = packing.row(inputs, drop_last=False)
