@@ -565,7 +565,8 @@ class PolicyTrainer(GRPOTrainer):
 
     def score(self, model: Any, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
         """Log-probs and entropies of the completion tokens, with the MoE loss or the logits where they are needed."""
-        if self.charges_kl_to == "loss" and self.args.kl_estimator == "full":
+        # What is scored in parts, before the loss, is asked for its log-probs alone.
+        if self.charges_kl_to == "loss" and self.args.kl_estimator == "full" and batch_size is None:
             return score_with_logits(self, model, inputs)
         input_ids, attention_mask = whole_rows(inputs)
         logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(

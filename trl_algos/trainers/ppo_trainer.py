@@ -43,7 +43,6 @@ from trl_algos.trainers.critic.scoring import (
     sampling_values,
     value_mask,
     values_alone,
-    values_with_old_logps,
 )
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy
 from trl_algos.trainers.finite import check_grad_norm
@@ -53,7 +52,6 @@ from trl_algos.trainers.policy_trainer import PolicyTrainer
 from trl_algos.trainers.processes import is_sharded
 from trl_algos.trainers.recording import finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
-from trl_algos.trainers.sampling.old_logps import lacks_old_logps
 from trl_algos.trainers.window.rows import may_be_trimmed
 
 FORMER_ARGUMENTS = {
@@ -123,21 +121,17 @@ class PPOTrainer(PolicyTrainer):
     @property
     def scores_with_values(self) -> bool:
         """For a critic on the policy's own states, where the KL in the reward asks for log-probs at once."""
-        # A pass for log-probs may leave out the last token of each row, whose value the bootstrap takes.
-        asked = self.charges_kl_to == "reward" and self.args.kl_estimator != "full"
-        return self.critic_form == "shared" and asked and not self.args.bootstrap_truncated
+        return self.critic_form == "shared" and self.charges_kl_to == "reward" and self.args.kl_estimator != "full"
 
     def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
-        values = values_with_old_logps(self, output) if self.scores_with_values and lacks_old_logps(output) else None
+        self.critic.restore()  # the reference has been asked
+        values, last = sampling_values(self, output)
         rollout = super()._collect(inputs, output)
-        self.critic.restore()
-        bootstrap = last = None
-        if values is None:
-            values, last = sampling_values(self, output)
-        output["old_values"] = values
-        if self.args.bootstrap_truncated and last is not None:
+        self.critic.restore()  # and may have been again
+        output["old_values"], bootstrap = values, None
+        if self.args.bootstrap_truncated:
             bootstrap = gather_rows(self.accelerator, torch.where(cut_off(self, output), last, 0.0))
-        return replace(rollout, values=gather_rows(self.accelerator, output["old_values"]), bootstrap=bootstrap)
+        return replace(rollout, values=gather_rows(self.accelerator, values), bootstrap=bootstrap)
 
     def targets(self, rollout: Rollout) -> dict[str, Tensor]:
         """Also the returns, NaN in a row without a score, and which rows have a reward above 0."""

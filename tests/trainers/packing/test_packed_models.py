@@ -326,7 +326,9 @@ def test_a_small_copy_refuses_the_others(family):
 
 def patched(model):
     layer = model.base_model.layers[0]
-    layer.forward = types.MethodType(lambda module, *args, **kwargs: type(module).forward(module, *args, **kwargs), layer)
+    layer.forward = types.MethodType(
+        lambda module, *args, **kwargs: type(module).forward(module, *args, **kwargs), layer
+    )
     return model
 
 

@@ -22,8 +22,9 @@ from trl_algos.trainers.packing.probe import failed_trial, hidden_states, inputs
 from trl_algos.trainers.packing.rules import refusal
 from trl_algos.trainers.packing.stand_in import failed_stand_in
 
-Answer = Callable[["PackedModel", dict[str, Any]], tuple[Any, FlatRow] | None]
-"""Packed model and keywords of a call -> its output and the flat row, or None where the call needs padded rows."""
+Answer = Callable[["PackedModel", dict[str, Any], bool], tuple[Any, FlatRow] | None]
+"""Packed model, keywords of a call, and whether the last token of each row is computed though nothing is asked of it
+-> its output and the flat row, or None where the call needs padded rows."""
 
 _LANGUAGE_MODEL_INPUTS = {
     "attention_mask",
@@ -83,9 +84,14 @@ def packing_of(trunk: Any) -> "Packing | None":
 
 
 def pass_with_row(model: Any) -> Callable[..., tuple[Any, FlatRow | None]]:
-    """The forward pass of a model without adapter wrapper, which also returns the flat row that it ran, or None."""
+    """The forward pass of a model without adapter wrapper, which also returns the flat row that it ran, or None.
+
+    It takes one keyword more, `keeps_last`: whether the flat row holds the last token of each row.
+    """
     packing, forward = packing_of(model.base_model), model.forward
-    return packing.forward if isinstance(packing, PackedModel) else lambda *args, **kw: (forward(*args, **kw), None)
+    if isinstance(packing, PackedModel):
+        return packing.forward
+    return lambda *args, keeps_last=False, **kwargs: (forward(*args, **kwargs), None)
 
 
 def _pack(model: Any, answer: Answer, sharded: bool, share: bool) -> str | None:
@@ -168,12 +174,12 @@ class PackedModel(Packing):
 
         self.model.forward = types.MethodType(forward, self.model)
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, FlatRow | None]:
+    def forward(self, *args: Any, keeps_last: bool = False, **kwargs: Any) -> tuple[Any, FlatRow | None]:
         """Output of a pass on real tokens and their flat row, or of the model's own pass and None."""
         answered = None
         if not args and kwargs.get("return_dict") is not False:
             given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
-            answered = self.answer(self, given)
+            answered = self.answer(self, given, keeps_last)
         return (self.padded_forward(*args, **kwargs), None) if answered is None else answered
 
 
@@ -188,13 +194,15 @@ def _draws(model: nn.Module) -> bool:
     return any(rate > 0 for rate in rates if isinstance(rate, (int, float)))
 
 
-def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> tuple[Any, FlatRow] | None:
+def _language_model_output(
+    packed: PackedModel, inputs: dict[str, Any], keeps_last: bool
+) -> tuple[Any, FlatRow] | None:
     labels = inputs.get("labels")
     if "fused_lm_head" not in inputs or labels is None or inputs.keys() - _LANGUAGE_MODEL_INPUTS:
         return None
     # The load-balancing loss of a mixture of experts is a mean over all real tokens, each as often as it is there.
     balanced = inputs.get("output_router_logits") or getattr(packed.model.config, "output_router_logits", False)
-    row = packed.row(inputs, drop_last=not balanced, share=not balanced)
+    row = packed.row(inputs, drop_last=not (balanced or keeps_last), share=not balanced)
     if row is None:
         return None
     output = packed.padded_forward(
@@ -214,7 +222,7 @@ def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> tuple
     return dataclasses.replace(output, loss=loss, label_mask=asked, **padded), row
 
 
-def _classifier_output(packed: PackedModel, inputs: dict[str, Any]) -> tuple[Any, FlatRow] | None:
+def _classifier_output(packed: PackedModel, inputs: dict[str, Any], _: bool) -> tuple[Any, FlatRow] | None:
     pad_token_id = packed.model.config.pad_token_id
     if inputs.keys() - _CLASSIFIER_INPUTS or pad_token_id is None:
         return None
