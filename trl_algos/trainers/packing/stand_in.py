@@ -5,7 +5,6 @@ it. They are made on the CPU of each process, alike on all; the model itself mak
 for the order in which its modules are used.
 """
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,8 @@ from trl_algos.trainers.packing.rules import own_class
 
 _WINDOW = 4
 """Shorter than the rows of the trial, so that what a window leaves out shows."""
+
+_LEFT_OUT = ("quantization_config", "dtype", "torch_dtype")
 
 _LAYERS = 4
 """Some mixtures of experts begin with up to three layers that are none."""
@@ -57,46 +58,45 @@ def _small_config(config: Any) -> Any:
 
     Sizes that are not known here stay as they are.
     """
-    values = copy.deepcopy(config.to_dict())
-    for name in ("quantization_config", "dtype", "torch_dtype"):
-        values.pop(name, None)
+    values = {name: value for name, value in config.to_dict().items() if name not in _LEFT_OUT}
     aliases = getattr(config, "attribute_map", {})
-
-    def put(name: str, value: Any) -> None:
-        values[aliases.get(name, name)] = value
-
-    layers, types = int(config.num_hidden_layers), list(getattr(config, "layer_types", None) or ())
-    kept = min(layers, max([_LAYERS, *(1 + types.index(kind) for kind in types)]))
+    layers = int(config.num_hidden_layers)
+    sizes = {
+        **_widths(config),
+        "num_hidden_layers": _layers(config),
+        "vocab_size": min(int(config.vocab_size), _VOCABULARY),
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+    }
+    if getattr(config, "sliding_window", None) is not None:
+        sizes["sliding_window"] = _WINDOW
+    if not getattr(config, "rope_parameters", None):  # those of rotary embeddings are part of how they are scaled
+        sizes["max_position_embeddings"] = min(int(config.max_position_embeddings), _POSITIONS)
+    # So that attention is far from uniform: with the usual 0.02 narrow layers hardly change a state.
+    sizes["initializer_range"] = sizes["hidden_size"] ** -0.5
     for name, value in values.items():
         if isinstance(value, list) and len(value) == layers > 1:  # one entry per layer
-            values[name] = value[:kept]
-    put("num_hidden_layers", kept)
+            values[name] = value[: sizes["num_hidden_layers"]]
+        elif name.endswith("intermediate_size") and isinstance(value, int):
+            values[name] = min(value, _INNER)
+    small = type(config).from_dict(values | {aliases.get(name, name): value for name, value in sizes.items()})
+    small._attn_implementation = implementation_before(config._attn_implementation)
+    return small
 
+
+def _layers(config: Any) -> int:
+    types = list(getattr(config, "layer_types", None) or ())
+    return min(int(config.num_hidden_layers), max([_LAYERS, *(1 + types.index(kind) for kind in types)]))
+
+
+def _widths(config: Any) -> dict[str, int]:
+    """Few heads, several for each of keys where the model has it so, each as wide as it was."""
     heads = int(config.num_attention_heads)
     key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     few = min(key_heads, _KEY_HEADS)
     many = few * min(heads // key_heads, _HEADS_OF_EACH)
-    width = many * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    put("num_attention_heads", many)
-    if hasattr(config, "num_key_value_heads"):
-        put("num_key_value_heads", few)
-    put("hidden_size", width)
-    for name, value in values.items():
-        if name.endswith("intermediate_size") and isinstance(value, int):
-            values[name] = min(value, _INNER)
-
-    put("vocab_size", min(int(config.vocab_size), _VOCABULARY))
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        put(name, 0)
-    if getattr(config, "sliding_window", None) is not None:
-        put("sliding_window", _WINDOW)
-    if not getattr(config, "rope_parameters", None):  # those of rotary embeddings are part of how they are scaled
-        put("max_position_embeddings", min(int(config.max_position_embeddings), _POSITIONS))
-    # So that attention is far from uniform: with the usual 0.02 narrow layers hardly change a state.
-    put("initializer_range", width**-0.5)
-    small = type(config).from_dict(values)
-    small._attn_implementation = implementation_before(config._attn_implementation)
-    return small
+    size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    widths = {"num_attention_heads": many, "hidden_size": many * size}
+    return widths | ({"num_key_value_heads": few} if hasattr(config, "num_key_value_heads") else {})
 
 
 def _differences(trunk: nn.Module, small: nn.Module) -> Iterator[str]:
