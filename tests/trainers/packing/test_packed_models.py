@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from token_counter import TokenCounter
-from transformers import DynamicCache
+from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_algos.trainers.packing import attention, models, probe
@@ -288,6 +288,20 @@ def test_the_trial_leaves_the_model_and_the_generators_alone():
 def test_settings_that_are_refused(settings, reason):
     model = families.language_model("llama", **settings)
     assert re.search(reason, refusal(model))
+
+
+def test_models_that_read_images_are_left_alone():
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision = text | {"image_size": 28, "patch_size": 14, "projection_dim": 32}
+    config = LlavaConfig(
+        text_config=LlamaConfig(vocab_size=97, **text), vision_config=CLIPVisionConfig(**vision), image_token_index=96
+    )
+    model = LlavaForConditionalGeneration(config)
+    add_fused_lm_head(model)
+    before, forward = model.config._attn_implementation, model.forward
+    for sharded in (False, True):
+        assert models.pack_language_model(model, sharded) == "the model reads more than text"
+    assert (model.config._attn_implementation, model.forward) == (before, forward)
 
 
 def test_adapters_that_are_refused():
