@@ -162,6 +162,7 @@ class PolicyTrainer(GRPOTrainer):
         pack = partial(pack_language_model, share=shares)
         packed = start_packing(self, self.args.padding_free, pack, models)
         self.packs, self.packs_reference = "model" in packed, "ref_model" in packed
+        self.packs_training = self.packs  # all that a pass in training runs
         self.shares_prompts = self.packs and shares
         self.trims_prompts = self.packs or may_be_trimmed(self.model)
 

@@ -101,8 +101,9 @@ class PPOTrainer(PolicyTrainer):
             return
         pack = partial(pack_trunk, share=self.args.share_prompts is not False)
         packed = start_packing(self, self.args.padding_free, pack, {"critic": self.critic.trunk})
-        if not packed and not may_be_trimmed(self.critic.trunk):
-            self.trims_prompts = False
+        if not packed:  # a pass of both is as wide as its longest row
+            self.packs_training = False
+            self.trims_prompts = self.trims_prompts and may_be_trimmed(self.critic.trunk)
 
     def _open_window(self, batches: list[Any]) -> None:
         passed = self._step // int(self.args.steps_per_generation or 1) % self.num_iterations

@@ -209,6 +209,7 @@ def test_a_critic_that_needs_padded_rows(model_folder: str, tmp_path: Path, capl
     trainer = make_trainer("separate", model_folder, padding_free=None, **critic)
     assert trainer.packs
     assert not trainer.critic.packs
+    assert not trainer.packs_training
     assert "`critic` runs on padded rows, because it has layers of type conv" in caplog.text
     trainer.train()
     padded = make_trainer("separate", model_folder, padding_free=False, **critic)
