@@ -225,8 +225,8 @@ class PolicyConfig(GRPOConfig):
         },
     )
     padding_free: bool | None = _unset(
-        "Whether log-probs and values are computed on real tokens alone: unset wherever that is exact and there is no "
-        "critic, true with a critic, too, and to refuse a model where it is not exact, false for padded rows."
+        "Whether log-probs and values are computed on real tokens alone: unset wherever that is exact, true to refuse "
+        "a model where it is not, false for padded rows."
     )
     share_prompts: bool | None = _unset(
         "Without padding: whether what rows of a micro-batch have in common at their beginning is computed once. "

@@ -17,6 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_algos.config import PolicyConfig
 from trl_algos.trainers import PolicyTrainer
+from trl_algos.trainers.window.opening import set_divisors
 
 # Algorithm -> (our settings, TRL's settings). Bounds are narrow enough for the random ratios to be clipped.
 ALGORITHMS = {
@@ -185,7 +186,7 @@ def assert_same_loss(ours: PolicyTrainer, trls: GRPOTrainer, inputs: dict[str, T
     """The loss, after the check that both have the same loss and gradients to 1e-6."""
     expected, expected_gradients = loss_and_gradients(trls, inputs)
     windowed = dict(inputs)
-    ours._set_divisors([windowed])
+    set_divisors(ours, [windowed])
     loss, gradients = loss_and_gradients(ours, windowed)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
     assert max(float(g.abs().max()) for g in gradients.values()) > 1e-3

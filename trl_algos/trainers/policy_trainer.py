@@ -26,22 +26,20 @@ from trl_algos.config import PolicyConfig
 from trl_algos.core import (
     aggregate_loss,
     aggregation_count,
-    masked_fill_zero,
     masked_mean,
     masked_sum,
-    overlong_penalty,
     policy_loss,
 )
 from trl_algos.trainers import kl_control
 from trl_algos.trainers.adapters import check_adapter, give_reference_adapter
 from trl_algos.trainers.best_metric import check_best_metric
 from trl_algos.trainers.checkpointing import WholeCheckpoints
+from trl_algos.trainers.collecting import collected
 from trl_algos.trainers.dropout import disable_functional_dropout
 from trl_algos.trainers.empty_completions import fill_empty, without_empty_completions
 from trl_algos.trainers.engine_mismatch import behaviour_logps, correct_engine_mismatch
 from trl_algos.trainers.entropy import entropy_bonus
 from trl_algos.trainers.finite import check_grad_norm
-from trl_algos.trainers.greedy_baseline import greedy_scores
 from trl_algos.trainers.loss_weights import high_entropy_mask, loss_weights
 from trl_algos.trainers.metrics import Skipped, StepMetrics
 from trl_algos.trainers.packing.models import pack_language_model
@@ -50,7 +48,7 @@ from trl_algos.trainers.processes import evaluating, forget_evaluation
 from trl_algos.trainers.prompt_checks import check_prompts
 from trl_algos.trainers.public_uploads import PublicUploads
 from trl_algos.trainers.recording import record_rollout, record_step
-from trl_algos.trainers.reference_kl import loss_kl, sampling_kl, score_with_logits
+from trl_algos.trainers.reference_kl import loss_kl, score_with_logits
 from trl_algos.trainers.reward_checks import checked_reward
 from trl_algos.trainers.reward_models import RewardScale, reward_scale, with_adapters_loaded
 from trl_algos.trainers.rollout import (
@@ -58,8 +56,6 @@ from trl_algos.trainers.rollout import (
     Scores,
     at_width_of,
     checked_advantages,
-    concatenate,
-    gather_rows,
     local_rows,
     loss_mask,
 )
@@ -72,11 +68,12 @@ from trl_algos.trainers.sampling.old_logps import put_old_logps
 from trl_algos.trainers.sampling.plain import account
 from trl_algos.trainers.sampling.replay import Interrupted, Replay, own_rows, replaying
 from trl_algos.trainers.sampling.state import load_state, save_state
-from trl_algos.trainers.window.arrangement import Passes, arranged
-from trl_algos.trainers.window.first_pass import deferring_old_logps, fill_old_logps, keep_old_logps
+from trl_algos.trainers.window.arrangement import Passes
+from trl_algos.trainers.window.first_pass import deferring_old_logps, keep_old_logps
+from trl_algos.trainers.window.opening import open_window
 from trl_algos.trainers.window.passes import backward, without_exchange
-from trl_algos.trainers.window.rows import Batch, may_be_trimmed, split_rows, whole_rows
-from trl_algos.trainers.window.scoring import scored_in_parts
+from trl_algos.trainers.window.rows import may_be_trimmed, whole_rows
+from trl_algos.trainers.window.scoring import logps_in_parts
 
 
 class PolicyTrainer(WholeCheckpoints, PublicUploads, GRPOTrainer):
@@ -165,15 +162,11 @@ class PolicyTrainer(WholeCheckpoints, PublicUploads, GRPOTrainer):
         if self.ref_model is not None:
             models["ref_model"] = self.accelerator.unwrap_model(self.ref_model)
         pack = partial(pack_language_model, share=shares)
-        packed = start_packing(self, self.wants_packing, pack, models)
+        packed = start_packing(self, self.args.padding_free, pack, models)
         self.packs, self.packs_reference = "model" in packed, "ref_model" in packed
+        self.packs_training = self.packs  # all that a pass in training runs
         self.shares_prompts = self.packs and shares
         self.trims_prompts = self.packs or may_be_trimmed(self.model)
-
-    @property
-    def wants_packing(self) -> bool | None:
-        """`padding_free`; unset means no with a critic."""
-        return False if "critic" in self.needs and self.args.padding_free is None else self.args.padding_free
 
     @property
     def scores_with_values(self) -> bool:
@@ -256,42 +249,8 @@ class PolicyTrainer(WholeCheckpoints, PublicUploads, GRPOTrainer):
         return self._passes.pop(0)
 
     def _open_window(self, batches: list[Any]) -> None:
-        """Prepare every micro-batch of an optimizer step: generate where due, estimate advantages, set the divisor.
-
-        All generation batches drawn for the step come from the same policy, so they are one population: statistics
-        over the batch and the loss divisor do not depend on how sampling and training were split up.
-        """
-        self._window_batches, self._window, self._rollouts = [], [], []
-        if self.collector is not None:
-            self.collector.begin_step()
-        generations: list[list[dict[str, Any]]] = []
-        for batch in batches:
-            known = len(self._rollouts)
-            self._window.append(super()._prepare_inputs(batch))
-            self._step += 1
-            if len(self._rollouts) > known:
-                generations.append(self._buffered_inputs)
-        self._step -= len(self._window)
-        if self.collector is not None:
-            self.collector.count_step()
-        if self._rollouts:
-            rollout = concatenate(self._rollouts)
-            self._assign_targets(rollout, generations)
-            self._update_reward_kl(rollout)
-        self._set_divisors(self._window)
-        if len(self._window) < int(self.args.steps_per_generation or 1):  # some rows wait for a step after this one
-            fill_old_logps(self)
-        self._passes = arranged(self, self._window)
-
-    def _assign_targets(self, rollout: Rollout, generations: list[list[dict[str, Any]]]) -> None:
-        """Write the targets into the buffered micro-batches; TRL has shuffled them, `rollout_row` tells rows apart."""
-        targets = self._logged_targets(rollout)
-        sizes = [len(r) for r in self._rollouts]
-        for name, target in targets.items():
-            for part, micro_batches in zip(target.split(sizes), generations, strict=True):
-                local = local_rows(self.accelerator, part)
-                for batch in micro_batches:
-                    batch[name] = at_width_of(batch, local[batch["rollout_row"]])
+        """All that an optimizer step needs before its first pass; see `open_window`."""
+        open_window(self, batches, super()._prepare_inputs)
 
     def _logged_targets(self, rollout: Rollout) -> dict[str, Tensor]:
         targets = self.targets(rollout)
@@ -305,19 +264,6 @@ class PolicyTrainer(WholeCheckpoints, PublicUploads, GRPOTrainer):
                 self.estimate_advantages(rollout), rollout, per_token=self.args.ratio_level != "sequence"
             )
         }
-
-    def _set_divisors(self, window: list[dict[str, Any]]) -> None:
-        """Give each micro-batch the divisors of its losses: the whole window's over all ranks, per rank.
-
-        Gradients are averaged over ranks, hence the division by their number.
-        """
-        counts = [self.loss_counts(batch) for batch in window]
-        stacked = torch.stack([torch.stack(list(of_batch.values())) for of_batch in counts])
-        totals = self.accelerator.reduce(stacked.sum(0), reduction="sum") / self.accelerator.num_processes
-        self.teaches = bool(totals.any())
-        totals = totals.clamp(min=torch.finfo(totals.dtype).tiny)
-        for batch in window:
-            batch.update(zip(counts[0], totals, strict=True))
 
     def loss_counts(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """What the losses of a micro-batch are divided by, 0-d each; summed over the window under these names."""
@@ -415,41 +361,7 @@ class PolicyTrainer(WholeCheckpoints, PublicUploads, GRPOTrainer):
 
     def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
         """The rollout of all ranks, from this rank's batch and what was kept while TRL made it."""
-        training, device = self.model.training, output["completion_ids"].device
-        group_size = self.num_generations if training else self.num_generations_eval
-        (scores_per_func, widths), generated = self._scored, self._generated_lengths
-        penalty = self._length_penalty(gather_rows(self.accelerator, torch.tensor(widths, device=device)))
-        mask, kl = gather_rows(self.accelerator, loss_mask(output)), None
-        if self.charges_kl_to == "reward":
-            kl = gather_rows(self.accelerator, sampling_kl(self, output))
-            # Gathered before it is judged: a rank that stopped alone would leave the others waiting.
-            if not masked_fill_zero(kl, mask).isfinite().all():
-                raise FloatingPointError(
-                    "The KL to the reference is NaN or infinite at a generated token: look at the dtype and weights "
-                    "of the model and its reference."
-                )
-        return Rollout(
-            scores=self.weighted_scores(scores_per_func) + penalty,
-            length_penalty=penalty,
-            scores_per_func=scores_per_func,
-            groups=torch.arange(len(scores_per_func), device=device) // group_size,
-            lengths=gather_rows(self.accelerator, torch.tensor(generated, device=device)),
-            mask=mask,
-            kl=kl,
-            kl_coef=self.kl_controller.coef,
-            # Evaluation trains nothing, so it makes no greedy pass.
-            baselines=greedy_scores(self, inputs, group_size)
-            if training and "greedy_baseline" in self.needs
-            else None,
-        )
-
-    def _length_penalty(self, widths: Tensor) -> Tensor:
-        """(N,) DAPO's soft overlong punishment of completions `widths` tokens long, tool output included."""
-        if not self.args.overlong_buffer:
-            return torch.zeros_like(widths, dtype=torch.float32)
-        return overlong_penalty(
-            widths, self.max_completion_length, self.args.overlong_buffer, self.args.overlong_penalty_factor
-        )
+        return collected(self, inputs, output)
 
     def _update_reward_kl(self, rollout: Rollout) -> None:
         """Log the KL charged to the reward and let the controller see it, once per update."""
@@ -508,15 +420,8 @@ class PolicyTrainer(WholeCheckpoints, PublicUploads, GRPOTrainer):
         asks_more = any(value is not None and value is not False for value in others.values())  # images, balance
         if batch_size is None or asks_more or torch.is_grad_enabled() or not self.args.regroup_micro_batches:
             return score(model, *tokens, logits_to_keep, batch_size, compute_entropy, **others)
-
-        def figures(part: Batch) -> list[Tensor]:
-            width = part["completion_ids"].shape[1]
-            logps, entropies, _ = score(model, *whole_rows(part), width, compute_entropy=compute_entropy)
-            return [logps, entropies] if compute_entropy else [logps]
-
         packs = self.packs_reference if model is self.ref_model else self.packs
-        found = scored_in_parts(self, split_rows(*tokens, logits_to_keep), batch_size, packs, figures)
-        return found[0], found[1] if compute_entropy else None, None
+        return logps_in_parts(self, partial(score, model), tokens, logits_to_keep, batch_size, packs, compute_entropy)
 
     # 3. Loss
 
@@ -576,7 +481,8 @@ class PolicyTrainer(WholeCheckpoints, PublicUploads, GRPOTrainer):
 
     def score(self, model: Any, inputs: dict[str, Any], batch_size: int | None = None) -> Scores:
         """Log-probs and entropies of the completion tokens, with the MoE loss or the logits where they are needed."""
-        if self.charges_kl_to == "loss" and self.args.kl_estimator == "full":
+        # What is scored in parts, before the loss, is asked for its log-probs alone.
+        if self.charges_kl_to == "loss" and self.args.kl_estimator == "full" and batch_size is None:
             return score_with_logits(self, model, inputs)
         input_ids, attention_mask = whole_rows(inputs)
         logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(

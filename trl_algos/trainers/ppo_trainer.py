@@ -44,7 +44,6 @@ from trl_algos.trainers.critic.scoring import (
     sampling_values,
     value_mask,
     values_alone,
-    values_with_old_logps,
 )
 from trl_algos.trainers.critic.sharded import backend_problems, forget_policy
 from trl_algos.trainers.finite import check_grad_norm
@@ -54,7 +53,6 @@ from trl_algos.trainers.policy_trainer import PolicyTrainer
 from trl_algos.trainers.processes import is_sharded
 from trl_algos.trainers.recording import finish_step
 from trl_algos.trainers.rollout import Rollout, Scores, gather_rows
-from trl_algos.trainers.sampling.old_logps import lacks_old_logps
 from trl_algos.trainers.window.rows import may_be_trimmed
 
 FORMER_ARGUMENTS = {
@@ -103,9 +101,10 @@ class PPOTrainer(PolicyTrainer):
         if not isinstance(self.critic, SeparateCritic):
             return
         pack = partial(pack_trunk, share=self.args.share_prompts is not False)
-        packed = start_packing(self, self.wants_packing, pack, {"critic": self.critic.trunk})
-        if not packed and not may_be_trimmed(self.critic.trunk):
-            self.trims_prompts = False
+        packed = start_packing(self, self.args.padding_free, pack, {"critic": self.critic.trunk})
+        if not packed:  # a pass of both is as wide as its longest row
+            self.packs_training = False
+            self.trims_prompts = self.trims_prompts and may_be_trimmed(self.critic.trunk)
 
     def _open_window(self, batches: list[Any]) -> None:
         passed = self._step // int(self.args.steps_per_generation or 1) % self.num_iterations
@@ -124,21 +123,17 @@ class PPOTrainer(PolicyTrainer):
     @property
     def scores_with_values(self) -> bool:
         """For a critic on the policy's own states, where the KL in the reward asks for log-probs at once."""
-        # A pass for log-probs may leave out the last token of each row, whose value the bootstrap takes.
-        asked = self.charges_kl_to == "reward" and self.args.kl_estimator != "full"
-        return self.critic_form == "shared" and asked and not self.args.bootstrap_truncated
+        return self.critic_form == "shared" and self.charges_kl_to == "reward" and self.args.kl_estimator != "full"
 
     def _collect(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Rollout:
-        values = values_with_old_logps(self, output) if self.scores_with_values and lacks_old_logps(output) else None
+        self.critic.restore()  # the reference has been asked
+        values, last = sampling_values(self, output)
         rollout = super()._collect(inputs, output)
-        self.critic.restore()
-        bootstrap = last = None
-        if values is None:
-            values, last = sampling_values(self, output)
-        output["old_values"] = values
-        if self.args.bootstrap_truncated and last is not None:
+        self.critic.restore()  # and may have been again
+        output["old_values"], bootstrap = values, None
+        if self.args.bootstrap_truncated:
             bootstrap = gather_rows(self.accelerator, torch.where(cut_off(self, output), last, 0.0))
-        return replace(rollout, values=gather_rows(self.accelerator, output["old_values"]), bootstrap=bootstrap)
+        return replace(rollout, values=gather_rows(self.accelerator, values), bootstrap=bootstrap)
 
     def targets(self, rollout: Rollout) -> dict[str, Tensor]:
         """Also the returns, NaN in a row without a score, and which rows have a reward above 0."""

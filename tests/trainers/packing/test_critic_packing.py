@@ -159,29 +159,32 @@ def test_fewer_tokens_in_as_many_passes(name: str, model_folder: str) -> None:
 @pytest.mark.parametrize("free", [True, False])
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_a_shared_critic_values_in_the_pass_for_log_probs(free: bool, iterations: int, model_folder: str) -> None:
-    """One pass of the policy at sampling where the KL in the reward needs log-probs; the bootstrap needs another."""
-    passes = []
+    """One pass of the policy at sampling where the KL in the reward needs log-probs, with and without bootstrap."""
     for extra in ({}, BOOTSTRAPPED):
         steps = {"num_iterations": iterations, "max_steps": iterations}
         trainer = make_trainer("shared", model_folder, padding_free=free, **steps, **extra)
         counter = first_layer(trainer)
         trainer.train()
-        passes.append(counter.passes)
-    assert passes == [1 + iterations, 2 + iterations]
+        assert counter.passes == 1 + iterations
 
 
-def test_what_is_scored_at_sampling_is_what_two_passes_give(model_folder: str) -> None:
-    """Old log-probs and values that go into the batch, against a run whose bootstrap keeps the passes apart."""
-    kept: list[dict[str, Tensor]] = []
-    for bootstraps in (False, True):
-        settings = {"bootstrap_truncated": bootstraps, "mask_truncated_completions": False, "num_iterations": 2}
-        trainer = make_trainer("shared", model_folder, padding_free=True, **settings)
+@pytest.mark.parametrize("free", [True, False])
+def test_what_is_scored_at_sampling_is_what_two_passes_give(
+    free: bool, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old log-probs, values and the bootstrap, in several parts."""
+    kept: list[dict[str, Any]] = []
+    for apart in (False, True):
+        if apart:
+            monkeypatch.setattr(PPOTrainer, "scores_with_values", False)
+        settings = {"num_iterations": 2, "split": (2, 4, 4), **BOOTSTRAPPED}
+        trainer = make_trainer("shared", model_folder, padding_free=free, **settings)
         collect = trainer._collect
 
         def keep(inputs: Any, output: Any, collect: Any = collect) -> Any:
             rollout = collect(inputs, output)
             kept.append({name: output[name].clone() for name in ("old_values", "old_per_token_logps")})
-            kept[-1]["mask"] = output["completion_mask"].bool()
+            kept[-1] |= {"mask": output["completion_mask"].bool(), "bootstrap": rollout.bootstrap}
             return rollout
 
         trainer._collect = keep
@@ -189,6 +192,8 @@ def test_what_is_scored_at_sampling_is_what_two_passes_give(model_folder: str) -
     one, two = kept
     for name in ("old_values", "old_per_token_logps"):
         torch.testing.assert_close(one[name][one["mask"]], two[name][one["mask"]], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(one["bootstrap"], two["bootstrap"], rtol=1e-6, atol=1e-6)
+    assert one["bootstrap"].abs().max() > 1e-3
     assert int(one["mask"].sum()) == sum(max(len(ids), 1) for ids in ROWS)
 
 
@@ -198,14 +203,30 @@ def another_critic(folder: Path, family: str) -> dict[str, Any]:
     return {"critic_model_name_or_path": str(folder)}
 
 
-def test_a_critic_that_needs_padded_rows(model_folder: str, tmp_path: Path) -> None:
-    """It is refused where real tokens alone are asked for; unset, all rows are padded with a critic."""
+def test_a_critic_that_needs_padded_rows(model_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Unset, the policy alone computes real tokens, which the log says; true, it is refused."""
     critic = another_critic(tmp_path, "lfm2")
     trainer = make_trainer("separate", model_folder, padding_free=None, **critic)
-    assert not trainer.packs
+    assert trainer.packs
     assert not trainer.critic.packs
+    assert not trainer.packs_training
+    assert "`critic` runs on padded rows, because it has layers of type conv" in caplog.text
+    trainer.train()
+    padded = make_trainer("separate", model_folder, padding_free=False, **critic)
+    padded.train()
+    expected = dict(padded.model.named_parameters())
+    for weight, found in trainer.model.named_parameters():
+        torch.testing.assert_close(found, expected[weight], rtol=0, atol=1e-5, msg=weight)
     with pytest.raises(ConfigError, match="`padding_free`: True, but `critic` runs on padded rows, because it has"):
         make_trainer("separate", model_folder, padding_free=True, **critic)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_real_tokens_alone_are_computed_unless_told(name: str, model_folder: str) -> None:
+    trainer = make_trainer(name, model_folder)
+    assert trainer.args.padding_free is None
+    assert trainer.packs
+    assert trainer.critic.packs
 
 
 def test_a_critic_of_another_family(model_folder: str, tmp_path: Path) -> None:

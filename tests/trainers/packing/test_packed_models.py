@@ -2,22 +2,22 @@
 
 import copy
 import re
+import types
 from pathlib import Path
 from unittest.mock import Mock
 
 import families
 import pytest
 import torch
-from accelerate import PartialState
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from token_counter import TokenCounter
-from transformers import DynamicCache
+from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_algos.errors import ConfigError
 from trl_algos.trainers.packing import attention, models, probe
 from trl_algos.trainers.packing.flat_row import flat_row
 from trl_algos.trainers.packing.rules import refusal
+from trl_algos.trainers.packing.stand_in import failed_stand_in
 
 FIELDS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
@@ -290,6 +290,20 @@ def test_settings_that_are_refused(settings, reason):
     assert re.search(reason, refusal(model))
 
 
+def test_models_that_read_images_are_left_alone():
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision = text | {"image_size": 28, "patch_size": 14, "projection_dim": 32}
+    config = LlavaConfig(
+        text_config=LlamaConfig(vocab_size=97, **text), vision_config=CLIPVisionConfig(**vision), image_token_index=96
+    )
+    model = LlavaForConditionalGeneration(config)
+    add_fused_lm_head(model)
+    before, forward = model.config._attn_implementation, model.forward
+    for sharded in (False, True):
+        assert models.pack_language_model(model, sharded) == "the model reads more than text"
+    assert (model.config._attn_implementation, model.forward) == (before, forward)
+
+
 def test_adapters_that_are_refused():
     model = get_peft_model(
         families.language_model("llama"), PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
@@ -300,25 +314,86 @@ def test_adapters_that_are_refused():
     assert refusal(torch.nn.Linear(1, 1)) == "Linear is not a model of transformers"
 
 
-def test_a_sharded_model_is_tried_in_its_first_pass(caplog):
-    PartialState()  # the logger asks it which process this is
-    model = leaking(families.language_model("llama"))
+# Models whose weights are elsewhere: a small copy is tried
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_small_copy_shows_that_rows_stay_apart(family):
+    """Of a model that could not be run: it has no weights, and would be far too large."""
+    with torch.device("meta"):
+        model = families.language_model(family, **LARGE.get(family, {"hidden_size": 4096, "num_attention_heads": 32}))
     add_fused_lm_head(model)
-    expected = outputs(copy.deepcopy(model), families.batch()).log_probs
-    required = copy.deepcopy(model)
+    state = torch.get_rng_state()
     assert models.pack_language_model(model, sharded=True) is None
-    for _ in range(2):
-        assert torch.equal(outputs(model, families.batch()).log_probs, expected)
-    assert caplog.text.count("runs on padded rows, because one row reaches another") == 1
-    assert models.pack_language_model(required, required=True, sharded=True) is None
-    with pytest.raises(ConfigError, match="needs padded rows, because one row reaches another"):
-        outputs(required, families.batch())
-    works = families.language_model("llama")
-    add_fused_lm_head(works)
-    counter = TokenCounter(works)
-    assert models.pack_language_model(works, sharded=True) is None
-    outputs(works, families.batch())
-    assert counter.passes == 5  # four of the trial
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.config._attn_implementation in attention.IMPLEMENTATIONS.values()
+    assert models.packing_of(model.base_model).share
+
+
+LARGE = {"gpt2": {"n_embd": 4096}}
+
+
+@pytest.mark.parametrize("family", families.OTHERS)
+def test_a_small_copy_refuses_the_others(family):
+    assert failed_stand_in(families.language_model(family).base_model)
+
+
+def patched(model):
+    layer = model.base_model.layers[0]
+    layer.forward = types.MethodType(
+        lambda module, *args, **kwargs: type(module).forward(module, *args, **kwargs), layer
+    )
+    return model
+
+
+def convolved(model):
+    model.base_model.layers[0].mlp = torch.nn.Conv1d(32, 32, 3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (leaking, "its LlamaDecoderLayer was given another forward pass or a hook, by test_packed_models"),
+        (patched, "its LlamaDecoderLayer was given another forward pass or a hook, by test_packed_models"),
+        (convolved, "it has a Conv1d, which a small copy of it has not"),
+    ],
+)
+def test_what_a_small_copy_does_not_show_is_refused(change, reason):
+    model = change(families.language_model("llama"))
+    add_fused_lm_head(model)
+    before, forward = model.config._attn_implementation, model.forward
+    assert models.pack_language_model(model, sharded=True) == reason
+    assert model.config._attn_implementation == before
+    assert model.forward == forward
+
+
+def test_adapters_quantised_layers_and_checkpointing_are_like_the_small_copy():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    model = families.language_model("qwen3")
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    mlp = model.base_model.layers[1].mlp
+    mlp.up_proj = bitsandbytes.nn.Linear4bit(32, 48, bias=False)
+    config = LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(model, config)
+    add_fused_lm_head(adapted.get_base_model())
+    assert models.pack_language_model(adapted, sharded=True) is None
+
+
+@pytest.mark.parametrize("family", ["gemma2", "mistral"])
+def test_windows_matter_to_the_small_copy(family, monkeypatch):
+    model = families.language_model(family, sliding_window=1000)
+    own = attention.segment_attention
+
+    def without_window(*args, sliding_window=None, **kwargs):
+        kwargs["segments"].windows.append(sliding_window)
+        answer = own(*args, sliding_window=None, **kwargs)
+        kwargs["segments"].windows.pop()
+        return answer
+
+    monkeypatch.setattr(attention, "segment_attention", without_window)
+    assert "its states differ from those of padded rows" in failed_stand_in(model.base_model)
 
 
 # Classifiers

@@ -6,9 +6,15 @@ import pytest
 import tiny
 import torch
 from token_counter import TokenCounter
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from trl import GRPOTrainer
+from trl.kernels import chunked_logprob
 
 from trl_algos import PolicyConfig, PolicyTrainer
+from trl_algos.trainers import reference_kl
+from trl_algos.trainers.sampling.groups import Completion, Group
+from trl_algos.trainers.sampling.old_logps import add_old_logps
 from trl_algos.trainers.window.bins import Row, packed_tokens
 from trl_algos.trainers.window.rows import Batch, split_rows, whole_rows
 from trl_algos.trainers.window.scoring import packed_parts
@@ -151,3 +157,79 @@ def test_rows_are_split_as_they_are_joined() -> None:
     rows = batch()
     again = split_rows(*whole_rows(rows), rows["completion_ids"].shape[1])
     assert all(torch.equal(again[name], value) for name, value in rows.items())
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_groups_that_wait_are_scored_in_the_same_passes(free: bool, tmp_path: Any) -> None:
+    made, rows = trainer(tmp_path, tiny.llama(), padding_free=free), batch()
+    mask = rows["completion_mask"].bool()
+    expected = scored(made, GRPOTrainer._get_per_token_logps_and_entropies, rows)[0][0]
+    prompts = [rows["prompt_ids"][row][rows["prompt_mask"][row].bool()].tolist() for row in range(len(ROWS))]
+    completions = [
+        Completion("", prompts[row], rows["completion_ids"][row][mask[row]].tolist(), None, "", None)
+        for row in range(len(ROWS))
+    ]
+    groups = [Group(p, {}, completions[6 * p : 6 * p + 6], [[0.0]] * 6) for p in range(3)]
+    counter = TokenCounter(made.model)
+    add_old_logps(made, groups)
+    found = [logps for group in groups for logps in group.old_logps or ()]
+    for row, logps in enumerate(found):
+        torch.testing.assert_close(torch.tensor(logps), expected[row][mask[row]], rtol=0, atol=1e-5)
+    longest = sorted((size for _, size in ROWS), reverse=True)[::6]
+    shared, padded = sum(PROMPTS) - len(PROMPTS) + int(mask.sum()), 6 * sum(longest) + len(ROWS) * max(PROMPTS)
+    assert counter.tokens == shared if free else counter.tokens <= padded
+
+
+class Largest(TorchDispatchMode):
+    """Tokens in each result of an operation whose last dimension is the vocabulary."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.tokens = vocabulary, [0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() > 1 and tensor.shape[-1] == self.vocabulary:
+                self.tokens.append(tensor.numel() // self.vocabulary)
+        return result
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_no_tensor_of_all_tokens_and_the_vocabulary_lives(
+    free: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward, in tiles of eight tokens; the weights of the head are 32 rows of the vocabulary."""
+    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 8)
+    made, rows = trainer(tmp_path, tiny.llama(), padding_free=free), batch()
+    rows = {name: value.repeat(3, 1) for name, value in rows.items()}
+    with Largest(258) as seen:
+        scores = made.score(made.model, rows)
+        (scores.logps.sum() + scores.entropies.sum()).backward()
+    assert 8 <= max(seen.tokens) <= 32
+    assert rows["completion_mask"].sum() > 5 * 32
+
+
+def test_the_exact_kl_keeps_logits_alone_of_all_tokens(
+    tmp_path: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss terms and gradients are those of all tokens at once, and no other tensor is as large as the logits."""
+    rows, found = batch(), []
+    settings = {"kl_estimator": "full", "kl_placement": "loss", "beta": 0.1, "temperature": 0.7}
+    for size in (10_000, 8):
+        monkeypatch.setattr(reference_kl, "TOKENS_AT_A_TIME", size)
+        model = tiny.llama(seed=1)
+        model.config._name_or_path = model_folder
+        made = trainer(tmp_path, model, **settings)
+        with Largest(258) as seen:
+            scores = made.score(made.model, rows)
+            kl = reference_kl.loss_kl(made, rows, scores, scores.logps.detach(), rows["completion_mask"])
+            weights = torch.linspace(0.5, 2.0, kl.numel()).view_as(kl)
+            ((kl + scores.logps + 0.3 * scores.entropies) * weights * rows["completion_mask"]).sum().backward()
+        tokens = rows["completion_ids"].numel()
+        found.append((kl, scores.logps, scores.entropies, model.lm_head.weight.grad, model.model.norm.weight.grad))
+        large = sum(count >= tokens for count in seen.tokens)
+        assert large > 20 if size > 8 else large < 20
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * float(one.abs().max()))
+    assert found[0][0].max() > 0.1

@@ -1,12 +1,13 @@
 """The forms of a critic, which all live inside the policy's module tree, and the one forward pass they share with it.
 
 The forward of the policy takes one keyword more, `with_values`: absent or None, it is the policy's own; "both", it
-returns the policy's output and the values, so that a wrapper such as DDP sees one forward for one backward; "values"
+returns the policy's output and the values, so that a wrapper such as DDP sees one forward for one backward; "all", the
+same with the values after the last token of each row, on which the policy's pass need not spend a token; "values"
 gives the values alone, for scoring and for a step that trains the critic alone; "policy" the policy's output and 0,
 for a step that trains the policy alone. A wrapper waits for a gradient of every parameter: what a step does not train
 gets 0.
 Values are (B, L), of the state after each token of the input. A model that is packed (`packing_of`) computes those of
-real tokens; others are 0 then, and so may be those after the last token of a row where the policy makes a pass, too.
+real tokens; others are 0 then, and so may be those after the last token of a row for "both".
 """
 
 import functools
@@ -52,9 +53,9 @@ class Critic:
                 return values + self._nothing(of_critic=False) if torch.is_grad_enabled() else values
             if with_values == "policy":
                 return policy_forward(*args, **kwargs), self._nothing(of_critic=True)
-            if with_values != "both":
-                raise ValueError(f"`with_values`: {with_values!r} is not one of both, values, policy or None.")
-            return self._with_policy(*args, **kwargs)
+            if with_values not in ("both", "all"):
+                raise ValueError(f"`with_values`: {with_values!r} is not one of both, all, values, policy or None.")
+            return self._with_policy(*args, keeps_last=with_values == "all", **kwargs)
 
         base.forward = forward
 
@@ -67,7 +68,7 @@ class Critic:
             row: the flat row of these tokens that the policy has just been given, for a critic that takes such rows.
         """
         packing, inputs = packing_of(self._trunk), {"input_ids": input_ids, "attention_mask": attention_mask}
-        if packing is None or not packing.may_pack():
+        if packing is None:
             row = None
         elif row is None:
             row = packing.row(inputs, drop_last=False)
@@ -122,8 +123,8 @@ class Critic:
         trained = [p for p in self.base.parameters() if p.requires_grad and (id(p) in own) == of_critic]
         return sum((0.0 * p.sum() for p in trained), self.head.weight.new_zeros(()))
 
-    def _with_policy(self, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
-        outputs, row = self._run_policy(*args, **kwargs)
+    def _with_policy(self, *args: Any, keeps_last: bool, **kwargs: Any) -> tuple[Any, Tensor]:
+        outputs, row = self._run_policy(*args, keeps_last=keeps_last, **kwargs)
         return outputs, self.values(kwargs["input_ids"], kwargs["attention_mask"], row)
 
 
@@ -146,11 +147,11 @@ class SharedCritic(Critic):
         with torch.no_grad():  # values alone are asked for where the policy's weights are not trained
             return super()._states(inputs, row)
 
-    def _with_policy(self, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
+    def _with_policy(self, *args: Any, keeps_last: bool, **kwargs: Any) -> tuple[Any, Tensor]:
         seen: list[Tensor] = []
         hook = self.base.base_model.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
         try:
-            outputs, row = self._run_policy(*args, **kwargs)
+            outputs, row = self._run_policy(*args, keeps_last=keeps_last, **kwargs)
         finally:
             hook.remove()
         reaches_trunk = self._trunk_gradient and not self.alone

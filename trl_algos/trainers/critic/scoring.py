@@ -1,5 +1,6 @@
 """Values of a batch: in the forward pass that trains, and before it, when the batch was sampled."""
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -8,7 +9,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from trl_algos.trainers.processes import is_sharded
 from trl_algos.trainers.rollout import loss_mask
-from trl_algos.trainers.sampling.old_logps import known_old_logps
+from trl_algos.trainers.sampling.old_logps import known_old_logps, lacks_old_logps
 from trl_algos.trainers.window.rows import Batch, whole_rows
 from trl_algos.trainers.window.scoring import scored_in_parts
 
@@ -36,7 +37,11 @@ class ValueRecorder:
 
     def before_tokens(self, width: int) -> Tensor:
         """(B, `width`) values before each completion token, of all calls."""
-        return torch.cat(self._values)[:, -width - 1 : -1]
+        return self.around_tokens(width)[:, :-1]
+
+    def around_tokens(self, width: int) -> Tensor:
+        """(B, `width` + 1): also those after the last token, which the model must have been asked for."""
+        return torch.cat(self._values)[:, -width - 1 :]
 
     def zero(self) -> Tensor:
         """0-d sum of what came of all calls that were not to make values."""
@@ -57,6 +62,9 @@ def values_alone(trainer: "PPOTrainer", model: Any, inputs: dict[str, Any]) -> T
 def sampling_values(trainer: "PPOTrainer", output: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Values of this rank's generated rows, of the critic as it is now.
 
+    Where log-probs are asked for at once, of a policy on whose states the values are, they come from the same pass,
+    and take the place of those that `output` lacks.
+
     Returns:
         (B, T) before each completion token, and (B,) after the last one, a tool's included; detached.
     """
@@ -64,10 +72,20 @@ def sampling_values(trainer: "PPOTrainer", output: dict[str, Any]) -> tuple[Tens
     rows = args.per_device_train_batch_size if model.training else args.per_device_eval_batch_size
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     batch = {name: output[name] for name in names}
-    with torch.no_grad(), trainer.accelerator.autocast():
-        (values,) = scored_in_parts(
-            trainer, batch, rows, packs=trainer.critic.packs, score=lambda part: [_values(model, part)]
-        )
+    with_logps = trainer.scores_with_values and lacks_old_logps(output)
+
+    def figures(part: Batch) -> list[Tensor]:
+        if not with_logps:
+            return [_values(model, part)]
+        recorder = ValueRecorder(model, "all")
+        logps = trainer.score(recorder, part).logps
+        return [recorder.around_tokens(logps.shape[1]), logps]
+
+    unchecked = disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs)
+    with torch.no_grad(), trainer.accelerator.autocast(), unchecked if with_logps else nullcontext():
+        values, *logps = scored_in_parts(trainer, batch, rows, trainer.critic.packs, figures)
+    if with_logps:
+        output["old_per_token_logps"] = known_old_logps(output, logps[0])
     return values[:, :-1], values.gather(1, output["completion_mask"].sum(1, keepdim=True)).squeeze(1)
 
 
@@ -76,25 +94,6 @@ def _values(model: Any, batch: Batch) -> Tensor:
     input_ids, attention_mask = whole_rows(batch)
     values: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, with_values="values")
     return values[:, -batch["completion_ids"].shape[1] - 1 :]
-
-
-def values_with_old_logps(trainer: "PPOTrainer", output: dict[str, Any]) -> Tensor:
-    """(B, T) values before each completion token of this rank's generated rows, detached.
-
-    They come from a pass of the policy, whose log-probs take the place of those that `output` lacks.
-    """
-    args, model = trainer.args, trainer.model
-    rows = args.per_device_train_batch_size if model.training else args.per_device_eval_batch_size
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    logps, values = [], []
-    with torch.no_grad(), disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs):
-        for start in range(0, len(output["completion_ids"]), rows):
-            recorder = ValueRecorder(model)
-            part = {name: output[name][start : start + rows] for name in names}
-            logps.append(trainer.score(recorder, part).logps)
-            values.append(recorder.before_tokens(output["completion_ids"].shape[1]))
-    output["old_per_token_logps"] = known_old_logps(output, torch.cat(logps))
-    return torch.cat(values)
 
 
 def cut_off(trainer: "PPOTrainer", output: dict[str, Any]) -> Tensor:

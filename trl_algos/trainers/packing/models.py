@@ -11,22 +11,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
 from trl_algos._compat import FUSED_HEAD_PER_TOKEN
-from trl_algos.errors import ConfigError
 from trl_algos.trainers.packing.attention import use_segments
 from trl_algos.trainers.packing.flat_row import FlatRow, flat_row
 from trl_algos.trainers.packing.probe import failed_trial, hidden_states, inputs_of
 from trl_algos.trainers.packing.rules import refusal
+from trl_algos.trainers.packing.stand_in import failed_stand_in
 
-logger = get_logger(__name__)
-
-Answer = Callable[["PackedModel", dict[str, Any]], tuple[Any, FlatRow] | None]
-"""Packed model and keywords of a call -> its output and the flat row, or None where the call needs padded rows."""
+Answer = Callable[["PackedModel", dict[str, Any], bool], tuple[Any, FlatRow] | None]
+"""Packed model, keywords of a call, and whether the last token of each row is computed though nothing is asked of it
+-> its output and the flat row, or None where the call needs padded rows."""
 
 _LANGUAGE_MODEL_INPUTS = {
     "attention_mask",
@@ -41,7 +39,7 @@ _LANGUAGE_MODEL_INPUTS = {
 _CLASSIFIER_INPUTS = {"attention_mask", "input_ids", "margin", "return_dict"}
 
 
-def pack_language_model(model: Any, required: bool = False, sharded: bool = False, share: bool = True) -> str | None:
+def pack_language_model(model: Any, sharded: bool = False, share: bool = True) -> str | None:
     """Have calls of a causal language model with TRL's fused head (`fused_lm_head=True`) compute real tokens alone.
 
     The output is TRL's `FusedCausalLMOutput` in the padded layout, with gradient. Prompts, and whatever else rows of a
@@ -50,17 +48,16 @@ def pack_language_model(model: Any, required: bool = False, sharded: bool = Fals
 
     Args:
         model: after TRL's `add_fused_lm_head`, with or without an adapter.
-        required: whether a model that fails its trial in its first pass is an error.
-        sharded: whether its weights are elsewhere until training starts, so that it is tried in its first pass.
+        sharded: whether its weights are elsewhere until training starts, so that a small copy of it is tried.
         share: whether what rows have in common is computed once.
 
     Returns:
         Why the model is left as it was, in words that go on from "because"; None where it is packed.
     """
-    return _pack(model, _language_model_output, required, sharded, share)
+    return _pack(model, _language_model_output, sharded, share)
 
 
-def pack_classifier(model: Any, required: bool = False, sharded: bool = False) -> str | None:
+def pack_classifier(model: Any, sharded: bool = False) -> str | None:
     """Have a sequence classifier compute real tokens alone; arguments and result as in `pack_language_model`.
 
     `logits` (B, labels) are those of the last token of each row that is not the padding token, as the class reads
@@ -69,15 +66,15 @@ def pack_classifier(model: Any, required: bool = False, sharded: bool = False) -
     base = _without_adapter(model)
     if not isinstance(getattr(base, "score", None), nn.Module):
         return f"{type(base).__name__} has no head called `score`"
-    return _pack(model, _classifier_output, required, sharded, share=True)
+    return _pack(model, _classifier_output, sharded, share=True)
 
 
-def pack_trunk(model: Any, required: bool = False, sharded: bool = False, share: bool = True) -> str | None:
+def pack_trunk(model: Any, sharded: bool = False, share: bool = True) -> str | None:
     """Let a model without head be given flat rows (see `packing_of`); its own forward pass stays as it is.
 
     Arguments and result as of `pack_language_model`.
     """
-    return refusal(model) or _begun(Packing(_without_adapter(model), required, share), sharded)
+    return refusal(model) or _begun(Packing(_without_adapter(model), share), sharded)
 
 
 def packing_of(trunk: Any) -> "Packing | None":
@@ -87,18 +84,23 @@ def packing_of(trunk: Any) -> "Packing | None":
 
 
 def pass_with_row(model: Any) -> Callable[..., tuple[Any, FlatRow | None]]:
-    """The forward pass of a model without adapter wrapper, which also returns the flat row that it ran, or None."""
+    """The forward pass of a model without adapter wrapper, which also returns the flat row that it ran, or None.
+
+    It takes one keyword more, `keeps_last`: whether the flat row holds the last token of each row.
+    """
     packing, forward = packing_of(model.base_model), model.forward
-    return packing.forward if isinstance(packing, PackedModel) else lambda *args, **kw: (forward(*args, **kw), None)
+    if isinstance(packing, PackedModel):
+        return packing.forward
+    return lambda *args, keeps_last=False, **kwargs: (forward(*args, **kwargs), None)
 
 
-def _pack(model: Any, answer: Answer, required: bool, sharded: bool, share: bool) -> str | None:
-    return refusal(model) or _begun(PackedModel(_without_adapter(model), answer, required, share), sharded)
+def _pack(model: Any, answer: Answer, sharded: bool, share: bool) -> str | None:
+    return refusal(model) or _begun(PackedModel(_without_adapter(model), answer, share), sharded)
 
 
 def _begun(packing: "Packing", sharded: bool) -> str | None:
-    """Try a model, unless its weights are elsewhere; returns why it fails."""
-    reason = None if sharded else packing.trial()
+    """Try a model, or a small copy of one whose weights are elsewhere; returns why it fails."""
+    reason = packing.trial(sharded)
     if not reason:
         packing.begin()
     return reason
@@ -116,19 +118,21 @@ class Packing:
 
     Args:
         model: without adapter wrapper.
-        required: whether failing the trial in the first pass is an error.
         share: whether what rows have in common is computed once.
     """
 
-    def __init__(self, model: Any, required: bool, share: bool) -> None:
-        self.model, self.required, self.share = model, required, share
-        self._works: bool | None = None
+    def __init__(self, model: Any, share: bool) -> None:
+        self.model, self.share = model, share
 
-    def trial(self) -> str | None:
+    def trial(self, sharded: bool) -> str | None:
         """Give the model our attention and try it; on a failure it gets its own back, and the failure is returned."""
+        if sharded:
+            reason = failed_stand_in(self.model.base_model)
+            if not reason:
+                use_segments(self.model)
+            return reason
         before = use_segments(self.model)
         reason = failed_trial(self.model.base_model)
-        self._works = reason is None
         if reason:
             self.model.set_attn_implementation(before)
         return reason
@@ -137,20 +141,10 @@ class Packing:
         """Be what `packing_of` finds."""
         setattr(self.model.base_model, _PACKING, self)
 
-    def may_pack(self) -> bool:
-        """Whether the model may be given flat rows; one whose weights were elsewhere is tried now."""
-        if self._works is None:
-            reason = self.trial()
-            if reason and self.required:
-                raise ConfigError([f"`padding_free`: the model needs padded rows, because {reason}. Leave it unset."])
-            if reason:
-                logger.warning("The model runs on padded rows, because %s.", reason)
-        return bool(self._works)
-
     def row(self, inputs: Mapping[str, Any], drop_last: bool, share: bool = True) -> FlatRow | None:
         """The flat row of a call, or None where it needs padded rows."""
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-        if ids is None or mask is None or mask.dim() != 2 or not self.may_pack():
+        if ids is None or mask is None or mask.dim() != 2:
             return None
         return flat_row(ids, mask, share and self.share and not _draws(self.model), drop_last)
 
@@ -161,12 +155,11 @@ class PackedModel(Packing):
     Args:
         model: without adapter wrapper.
         answer: runs a call on real tokens.
-        required: as of `Packing`.
         share: as of `Packing`.
     """
 
-    def __init__(self, model: Any, answer: Answer, required: bool, share: bool) -> None:
-        super().__init__(model, required, share)
+    def __init__(self, model: Any, answer: Answer, share: bool) -> None:
+        super().__init__(model, share)
         self.answer = answer
         self.padded_forward: Callable[..., Any] = model.forward
 
@@ -181,12 +174,12 @@ class PackedModel(Packing):
 
         self.model.forward = types.MethodType(forward, self.model)
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, FlatRow | None]:
+    def forward(self, *args: Any, keeps_last: bool = False, **kwargs: Any) -> tuple[Any, FlatRow | None]:
         """Output of a pass on real tokens and their flat row, or of the model's own pass and None."""
         answered = None
-        if not args and kwargs.get("return_dict") is not False and self.may_pack():
+        if not args and kwargs.get("return_dict") is not False:
             given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
-            answered = self.answer(self, given)
+            answered = self.answer(self, given, keeps_last)
         return (self.padded_forward(*args, **kwargs), None) if answered is None else answered
 
 
@@ -201,13 +194,15 @@ def _draws(model: nn.Module) -> bool:
     return any(rate > 0 for rate in rates if isinstance(rate, (int, float)))
 
 
-def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> tuple[Any, FlatRow] | None:
+def _language_model_output(
+    packed: PackedModel, inputs: dict[str, Any], keeps_last: bool
+) -> tuple[Any, FlatRow] | None:
     labels = inputs.get("labels")
     if "fused_lm_head" not in inputs or labels is None or inputs.keys() - _LANGUAGE_MODEL_INPUTS:
         return None
     # The load-balancing loss of a mixture of experts is a mean over all real tokens, each as often as it is there.
     balanced = inputs.get("output_router_logits") or getattr(packed.model.config, "output_router_logits", False)
-    row = packed.row(inputs, drop_last=not balanced, share=not balanced)
+    row = packed.row(inputs, drop_last=not (balanced or keeps_last), share=not balanced)
     if row is None:
         return None
     output = packed.padded_forward(
@@ -227,7 +222,7 @@ def _language_model_output(packed: PackedModel, inputs: dict[str, Any]) -> tuple
     return dataclasses.replace(output, loss=loss, label_mask=asked, **padded), row
 
 
-def _classifier_output(packed: PackedModel, inputs: dict[str, Any]) -> tuple[Any, FlatRow] | None:
+def _classifier_output(packed: PackedModel, inputs: dict[str, Any], _: bool) -> tuple[Any, FlatRow] | None:
     pad_token_id = packed.model.config.pad_token_id
     if inputs.keys() - _CLASSIFIER_INPUTS or pad_token_id is None:
         return None

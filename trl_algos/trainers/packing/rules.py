@@ -4,6 +4,8 @@ import inspect
 from typing import Any
 
 from accelerate.utils import is_peft_model
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from trl_algos.trainers.packing.attention import IMPLEMENTATIONS
@@ -77,8 +79,13 @@ def _rope_types(config: Any) -> set[str]:
     return {str(entry["rope_type"]) for entry in found if entry.get("rope_type")}
 
 
+def own_class(model: nn.Module) -> type[Any]:
+    """The class of a model as it was before FSDP2 put its own over it."""
+    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+
+
 def _class_refusal(base: Any) -> str | None:
-    if not base._can_set_attn_implementation():
+    if not own_class(base)._can_set_attn_implementation():
         return f"the attention of {type(base).__name__} cannot be replaced"
     parameters = inspect.signature(type(base.base_model).forward).parameters
     if "position_ids" not in parameters:

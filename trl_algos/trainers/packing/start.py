@@ -7,6 +7,7 @@ from typing import Any
 from accelerate.logging import get_logger
 
 from trl_algos.errors import ConfigError
+from trl_algos.trainers.processes import is_sharded
 
 logger = get_logger(__name__)
 
@@ -18,26 +19,23 @@ def start_packing(
 
     Args:
         trainer: after its `__init__`, before its models are wrapped for training.
-        padding_free: None wherever it is exact, but not under DeepSpeed or FSDP, True everywhere, False nowhere.
+        padding_free: None wherever it is exact, True everywhere, False nowhere.
         pack: `pack_language_model` or `pack_classifier`.
         models: what the user calls a model -> the model.
 
     Returns:
-        Names of the models that are packed; those that a backend shards are tried in their first pass.
+        Names of the models that are packed.
 
     Raises:
         ConfigError: `padding_free` is True and a model needs padded rows.
     """
-    # A model whose weights are elsewhere until training starts can be tried in its first pass alone, and a trial there
-    # is something that ZeRO-3 may take for the order of its modules.
-    if padding_free is False or (padding_free is None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)):
+    if padding_free is False:
         return set()
     of_settings = _settings_refusal(trainer)
     refused = defaultdict(list)
     packed = set()
     for name, model in models.items():
-        sharded = trainer.is_fsdp_enabled or any(hasattr(p, "ds_id") or p.is_meta for p in model.parameters())
-        reason = of_settings or pack(model, required=bool(padding_free), sharded=sharded)
+        reason = of_settings or pack(model, sharded=is_sharded(trainer))
         if reason:
             refused[reason].append(f"`{name}`")
         else:

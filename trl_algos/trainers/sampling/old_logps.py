@@ -32,13 +32,9 @@ def add_old_logps(trainer: "PolicyTrainer", groups: Sequence[Group]) -> None:
     first = share * trainer.accelerator.process_index
     own = [rows[min(i, len(rows) - 1)] for i in range(first, first + share)]
     size = trainer.args.per_device_train_batch_size
-    logps: list[list[float]] = []
     with torch.no_grad(), disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
-        for start in range(0, share, size):
-            part = own[start : start + size]
-            scored = trainer.score(trainer.model, _batch(trainer, part)).logps.tolist()
-            logps += [row[: len(c.completion_ids)] for row, c in zip(scored, part, strict=True)]
-    logps = gather_object(logps)
+        scored = trainer.score(trainer.model, _batch(trainer, own), batch_size=size).logps.tolist()
+    logps = gather_object([row[: len(c.completion_ids)] for row, c in zip(scored, own, strict=True)])
     for i, group in enumerate(new):
         size = len(group.completions)
         group.old_logps = logps[i * size : (i + 1) * size]

@@ -96,7 +96,7 @@ def _bins(trainer: "PolicyTrainer", rows: list[Row], count: int) -> list[list[in
         bins = _affordable(trainer, rows)
     elif not trainer.args.regroup_micro_batches:
         bins = [[row.place for row in rows[start : start + capacity]] for start in range(0, len(rows), capacity)]
-    elif trainer.packs:
+    elif trainer.packs_training:
         bins = balanced(rows, count, capacity, trainer.shares_prompts)
     else:
         bins = sorted_by_length(rows, capacity)
@@ -105,7 +105,7 @@ def _bins(trainer: "PolicyTrainer", rows: list[Row], count: int) -> list[list[in
 
 def _affordable(trainer: "PolicyTrainer", rows: list[Row]) -> list[list[int]]:
     budget = trainer.args.max_tokens_per_micro_batch
-    if trainer.packs:
+    if trainer.packs_training:
         return within_budget(rows, budget, trainer.shares_prompts)
     return sorted_by_length(rows, None, budget)
 

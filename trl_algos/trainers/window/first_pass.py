@@ -14,10 +14,10 @@ from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
 from trl_algos.trainers.sampling.old_logps import known_old_logps
+from trl_algos.trainers.window.rows import Batch, is_plain, joined
 
 if TYPE_CHECKING:
     from trl_algos.trainers.policy_trainer import PolicyTrainer
-    from trl_algos.trainers.window.rows import Batch
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def _first_pass_has_them(trainer: "PolicyTrainer") -> bool:
     )
 
 
-def keep_old_logps(trainer: "PolicyTrainer", batch: "Batch", logps: Tensor) -> None:
+def keep_old_logps(trainer: "PolicyTrainer", batch: Batch, logps: Tensor) -> None:
     """Write a first pass' log-probs into the buffered rows that the next passes will be made from.
 
     Args:
@@ -67,11 +67,22 @@ def keep_old_logps(trainer: "PolicyTrainer", batch: "Batch", logps: Tensor) -> N
 
 def fill_old_logps(trainer: "PolicyTrainer") -> None:
     """Score the buffered rows whose old log-probs are NaN now: the policy changes before they are trained on."""
+    args, names = trainer.args, ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     missing = [
         batch
         for batch in trainer._buffered_inputs or ()
         if batch.get("old_per_token_logps") is not None and bool(batch["old_per_token_logps"].isnan().any())
     ]
-    with torch.no_grad(), disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
-        for batch in missing:
-            batch["old_per_token_logps"] = known_old_logps(batch, trainer.score(trainer.model, batch).logps)
+    if not missing:
+        return
+    with torch.no_grad(), disable_gradient_checkpointing(trainer.model, args.gradient_checkpointing_kwargs):
+        if all(is_plain(batch) for batch in missing):
+            rows = joined(
+                [{name: batch[name] for name in names} for batch in missing], trainer._tokenizer.pad_token_id
+            )
+            whole = trainer.score(trainer.model, rows, batch_size=args.per_device_train_batch_size).logps
+            scored = whole.split([len(batch["completion_ids"]) for batch in missing])
+        else:  # images belong to a micro-batch, whose own pass has them
+            scored = tuple(trainer.score(trainer.model, batch).logps for batch in missing)
+    for batch, logps in zip(missing, scored, strict=True):
+        batch["old_per_token_logps"] = known_old_logps(batch, logps[:, : batch["completion_ids"].shape[1]])

@@ -5,14 +5,14 @@ longest. A row's log-probs do not depend on the rows beside it, so they may be p
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from trl_algos.trainers.processes import is_sharded
 from trl_algos.trainers.window.bins import Row, balanced, padded_tokens, sorted_by_length, within_budget
-from trl_algos.trainers.window.rows import Batch, chosen, described, stand_in
+from trl_algos.trainers.window.rows import Batch, chosen, described, split_rows, stand_in, whole_rows
 
 if TYPE_CHECKING:
     from trl_algos.trainers.policy_trainer import PolicyTrainer
@@ -49,6 +49,37 @@ def scored_in_parts(
             for result, figures in zip(results, found, strict=True):
                 result[index, : figures.shape[1]] = figures
     return results
+
+
+def logps_in_parts(
+    trainer: "PolicyTrainer",
+    score: Callable[..., tuple[Tensor, Tensor | None, Any]],
+    tokens: tuple[Tensor, Tensor],
+    width: int,
+    batch_size: int,
+    packs: bool,
+    compute_entropy: bool,
+) -> tuple[Tensor, Tensor | None, None]:
+    """What TRL's `_get_per_token_logps_and_entropies` gives, by way of `scored_in_parts`.
+
+    Args:
+        trainer: as there.
+        score: TRL's method, of the model that is asked.
+        tokens: (B, P + `width`) ids and mask.
+        width: columns of completions.
+        batch_size: as there.
+        packs: as there.
+        compute_entropy: whether entropies are asked for, too.
+    """
+
+    def figures(part: Batch) -> list[Tensor]:
+        logps, entropies, _ = score(
+            *whole_rows(part), part["completion_ids"].shape[1], compute_entropy=compute_entropy
+        )
+        return [logps] if entropies is None else [logps, entropies]
+
+    found = scored_in_parts(trainer, split_rows(*tokens, width), batch_size, packs, figures)
+    return found[0], found[1] if compute_entropy else None, None
 
 
 def _parts(trainer: "PolicyTrainer", rows: list[Row], batch_size: int, packs: bool) -> list[list[int]]:
