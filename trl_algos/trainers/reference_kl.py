@@ -113,7 +113,9 @@ def vocabulary_logits(
         raise ValueError("`kl_estimator`: full is not available for image inputs; use k3.")
     width = inputs["completion_ids"].shape[1]
     kwargs: dict[str, Any] = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
-    if "logits_to_keep" in inspect.signature(base_model(trainer.accelerator.unwrap_model(model)).forward).parameters:
+    # What stands in for the policy, to record values, has a forward pass like it.
+    asked = trainer.accelerator.unwrap_model(model if model is trainer.ref_model else trainer.model)
+    if "logits_to_keep" in inspect.signature(base_model(asked).forward).parameters:
         kwargs["logits_to_keep"] = width + 1  # none of a prompt's
     with trainer.accelerator.autocast():
         outputs = model(
