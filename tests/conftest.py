@@ -19,6 +19,10 @@ sys.path[:0] = [
     str(Path(__file__).parent / "hub"),
 ]
 
+import quick  # noqa: E402  found by the path above
+
+quick.remember_packages()
+
 GOLDEN_FILE = Path(__file__).parent / "golden" / "policy_reference.json"
 
 
@@ -30,9 +34,7 @@ def golden() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_garbage_collection() -> Iterator[None]:
-    """`Trainer.train` collects garbage, which takes half a second with all the modules loaded here."""
-    gc.collect()
-    gc.freeze()
+    quick.leave_out_of_collection()
     yield
     gc.unfreeze()
 

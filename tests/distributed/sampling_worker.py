@@ -1,20 +1,11 @@
-"""Runs cases of dynamic sampling on this process and its peers, and leaves what came out in a file.
+"""Cases of dynamic sampling; the test runs them in one process, too."""
 
-    python -m torch.distributed.run --nproc_per_node N sampling_worker.py FOLDER
-
-FOLDER holds the tiny model; `FOLDER/sampling_N_RANK.pt` is written there. The test runs the cases in one process, too.
-"""
-
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainers" / "sampling"))
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # started without pytest, no conftest is read
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import tiny
 import torch
@@ -112,7 +103,7 @@ def resumed(folder: str, processes: int) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def everything(folder: str, processes: int) -> dict[str, Any]:
+def everything(folder: str, family: str, processes: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         case: result(script(folder, processes, **settings).train()) for case, settings in CASES.items()
     }
@@ -121,11 +112,3 @@ def everything(folder: str, processes: int) -> dict[str, Any]:
         "broken stream": broken_stream(folder, processes),
         "resumed": resumed(folder, processes),
     }
-
-
-if __name__ == "__main__":
-    _folder, _processes = sys.argv[1], int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
-    _found = everything(_folder, _processes)
-    torch.save(_found, Path(_folder) / f"sampling_{_processes}_{os.environ['RANK']}.pt")
-    torch.distributed.destroy_process_group()

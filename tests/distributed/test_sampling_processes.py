@@ -1,28 +1,25 @@
 """Dynamic sampling on two and four processes against one: the same rounds, groups, weights and accounts."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from common import launch
+from common import COUNTS, Outcomes
 from sampling_worker import CASES, everything
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-WORKER = Path(__file__).parent / "sampling_worker.py"
-
 
 @pytest.fixture(scope="module")
-def alone(model_folder: str) -> dict[str, Any]:
-    return everything(model_folder, 1)
+def alone(shared_folder: str) -> dict[str, Any]:
+    return everything(shared_folder, "ddp", 1)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest, model_folder: str) -> list[dict[str, Any]]:
-    """Rank -> what came out; one launch for all cases."""
-    count = request.param
-    return launch(WORKER, model_folder, processes=count, file=f"sampling_{count}_{{rank}}.pt")
+@pytest.fixture(scope="module", params=COUNTS["ddp"])
+def ranks(request: pytest.FixtureRequest, launched: Callable[[str], Outcomes]) -> list[dict[str, Any]]:
+    """Rank -> what came out."""
+    return [rank["sampling"] for rank in launched("ddp")[request.param]]
 
 
 @pytest.mark.parametrize("case", CASES)
