@@ -216,6 +216,7 @@ def test_a_checkpoint_with_a_broken_critic_is_refused_before_anything_is_written
 ) -> None:
     shutil.copytree(alone / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoint-2")
+    (tmp_path / "run/checkpoint-1/checkpoint.json").unlink()  # which knows what was saved
     BROKEN[message](tmp_path / "run/checkpoint-1/critic")
     before = files(tmp_path / "run")
     for resume in ("true", str(tmp_path / "run/checkpoint-1")):
@@ -233,6 +234,7 @@ def test_what_only_the_start_can_see_is_refused_before_anything_is_written(
 ) -> None:
     shutil.copytree(alone / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoint-2")
+    (tmp_path / "run/checkpoint-1/checkpoint.json").unlink()  # which knows what was saved
     file = tmp_path / "run/checkpoint-1/critic/critic.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"vocabulary": "another"}))
     before = files(tmp_path / "run")
@@ -250,6 +252,7 @@ def test_a_checkpoint_whose_optimizer_is_cut_short_is_refused_before_anything_is
 ) -> None:
     shutil.copytree(alone / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoint-2")
+    (tmp_path / "run/checkpoint-1/checkpoint.json").unlink()  # which knows what was saved
     file = tmp_path / "run/checkpoint-1/optimizer.pt"
     file.write_bytes(file.read_bytes()[:-100])
     before = files(tmp_path / "run")
@@ -282,6 +285,7 @@ def test_a_checkpoint_of_an_algorithm_without_a_critic_is_refused(
 ) -> None:
     shutil.copytree(alone / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoint-2")
+    (tmp_path / "run/checkpoint-1/checkpoint.json").unlink()  # which knows what was saved
     shutil.rmtree(tmp_path / "run/checkpoint-1/critic")
     recipe = tmp_path / "run/recipe.yaml"
     recipe.write_text(recipe.read_text().replace("algorithm: ppo", "algorithm: dapo"))

@@ -166,6 +166,7 @@ def test_a_saved_critic_that_does_not_fit_is_refused(
     name, break_it, message = BROKEN[case]
     shutil.copytree(checkpoints[name], tmp_path / "run")
     checkpoint = tmp_path / "run/checkpoint-1"
+    (checkpoint / "checkpoint.json").unlink()  # which knows what was saved
     break_it(checkpoint / "critic")
     before = files(tmp_path)
     made = sampling_trainer(name, model_folder, tmp_path / "run", max_steps=2)
@@ -185,6 +186,7 @@ def test_a_folder_of_a_run_that_is_missing_its_critic(
     checkpoints: dict[str, Path], model_folder: str, tmp_path: Path
 ) -> None:
     shutil.copytree(checkpoints["separate"], tmp_path / "run")
+    (tmp_path / "run/checkpoint-1/checkpoint.json").unlink()  # which knows what was saved
     shutil.rmtree(tmp_path / "run/checkpoint-1/critic")
     made = sampling_trainer("separate", model_folder, tmp_path / "run", max_steps=2)
     with pytest.raises(ConfigError, match=r"^`resume_from_checkpoint`: '.*checkpoint-1/critic' holds no critic"):

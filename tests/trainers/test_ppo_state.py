@@ -98,6 +98,7 @@ def test_the_best_checkpoint_is_loaded_with_its_critic(name: str, model_folder: 
 def test_a_checkpoint_without_its_critic_is_refused(model_folder: str, tmp_path: Path) -> None:
     settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
     sampling_trainer("adapter", model_folder, tmp_path, **settings).train()
+    settings |= {"max_steps": 3}
     checkpoint = str(tmp_path / "checkpoint-2")
     with pytest.raises(ConfigError, match=r"^`resume_from_checkpoint`: '.*critic' holds a critic of the form adapter"):
         sampling_trainer("separate_lora", model_folder, tmp_path, **settings).train(resume_from_checkpoint=checkpoint)

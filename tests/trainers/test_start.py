@@ -31,7 +31,7 @@ def test_a_checkpoint_without_whole_states_is_refused(name: str, damage: Callabl
     before, files = parameters(run), sorted(tmp_path.rglob("*"))
     for checkpoint in (True, str(tmp_path / "checkpoint-1")):
         with pytest.raises(
-            ConfigError, match=rf"^`resume_from_checkpoint`: .*checkpoint-1/{name} (is miss|cannot be)"
+            ConfigError, match=rf"^`resume_from_checkpoint`: .*checkpoint-1/{name} (is missing|is not whole)"
         ):
             run.train(resume_from_checkpoint=checkpoint)
     torch.testing.assert_close(parameters(run), before, rtol=0, atol=0)
@@ -42,7 +42,7 @@ def test_a_checkpoint_without_whole_states_is_refused(name: str, damage: Callabl
 def test_other_states_that_are_cut_short_are_refused(name: str, tmp_path: Path) -> None:
     grpo(tmp_path, max_steps=1).train()
     halved(tmp_path / "checkpoint-1" / name)
-    with pytest.raises(ConfigError, match=rf"^`resume_from_checkpoint`: .*checkpoint-1/{name} cannot be read"):
+    with pytest.raises(ConfigError, match=rf"^`resume_from_checkpoint`: .*checkpoint-1/{name} is not whole"):
         grpo(tmp_path).train(resume_from_checkpoint=True)
 
 

@@ -67,13 +67,16 @@ def latest_checkpoint(output_dir: str | Path) -> Path:
     Raises:
         ConfigError: there is none.
     """
-    newest_first = sorted(checkpoints_in(output_dir), key=_saved, reverse=True)
-    for folder in newest_first:
+    passed_over = []
+    for folder in sorted(checkpoints_in(output_dir), key=_saved, reverse=True):
         problems = file_problems(folder)
         if not problems:
+            for other, problem in passed_over:
+                logger.warning("%s is passed over: %s.", other, problem)
             return folder
-        logger.warning("%s is passed over: %s.", folder, problems[0])
-    raise ConfigError([f"`resume_from_checkpoint`: {LATEST}, but there is no whole checkpoint in {output_dir}."])
+        passed_over.append((folder, problems[0]))
+    why = f": {passed_over[0][1]}" if passed_over else ""
+    raise ConfigError([f"`resume_from_checkpoint`: {LATEST}, but there is no whole checkpoint in {output_dir}{why}."])
 
 
 def last_saved(output_dir: str | Path) -> Path | None:

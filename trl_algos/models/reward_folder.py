@@ -168,12 +168,8 @@ def reward_figures(folder: str | Path) -> dict[str, Any]:
 
 
 def write_adapter_figures(folder: str | Path, figures: Mapping[str, float]) -> None:
-    """Write `FIGURES` beside an adapter; take away those of an earlier training where none are known."""
-    path = Path(folder) / FIGURES_FILE
-    if figures:
-        path.write_text(json.dumps(figures, indent=2) + "\n")
-    else:
-        path.unlink(missing_ok=True)
+    """Write `FIGURES` beside an adapter; an empty object where none are known, over those of an earlier training."""
+    (Path(folder) / FIGURES_FILE).write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def figures_problem(name: str, figures: Mapping[str, Any]) -> str | None:
