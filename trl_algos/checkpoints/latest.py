@@ -67,7 +67,7 @@ def latest_checkpoint(output_dir: str | Path) -> Path:
     Raises:
         ConfigError: there is none.
     """
-    passed_over = []
+    passed_over: list[tuple[Path, str]] = []
     for folder in sorted(checkpoints_in(output_dir), key=_saved, reverse=True):
         problems = file_problems(folder)
         if not problems:
