@@ -96,8 +96,7 @@ def _train(words: list[str]) -> int:
         warnings.filterwarnings("ignore", message=re.escape(doubt))  # said once; scripts are warned by the config
     # Before torch is imported: it reads OMP_NUM_THREADS and its like only then.
     os.environ.update(recipe.environment)
-    # TRL's use of what transformers will rename is nothing that a user could change.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+    _leave_out_renamings()
     from trl_algos.recipe.arguments import named
     from trl_algos.run.training import train
 
@@ -184,6 +183,11 @@ def _plot(words: list[str]) -> int:
     return 0
 
 
+def _leave_out_renamings() -> None:
+    """TRL's and PEFT's use of what transformers will rename is nothing that a user could change."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+
+
 def _merge(words: list[str]) -> int:
     dtype, words = _taken(words, "--dtype")
     base, words = _taken(words, "--base")
@@ -199,6 +203,7 @@ def _merge(words: list[str]) -> int:
         raise ConfigError(["merge: name the folder of a run or adapter, and a folder to write."])
     if dtype is not None and dtype not in _DTYPES:
         raise ConfigError([unknown_name("--dtype", dtype, _DTYPES)])
+    _leave_out_renamings()
     from trl_algos.run.merging import MergeArguments, merge
 
     for line in merge(MergeArguments(words[0], words[1], dtype, base, trusts)):
