@@ -1,4 +1,4 @@
-"""All ways to compute fewer tokens, alone and together, against TRL's own padded trainer: the same weights after a run.
+"""All ways to compute fewer tokens, alone and together, against TRL's padded trainer: the same weights after a run.
 
 Each family of models that differs in how it sees positions: rotary, with sliding windows, learned.
 """
