@@ -19,15 +19,14 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 STEPS = 40
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "dapo": {"algorithm": "dapo", "overlong_buffer": 0},
-    "grpo": {"algorithm": "grpo", "beta": 0.0, "steps_per_generation": 4, "num_iterations": 2},
-}
 
-
-def command(folder: Path, name: str, *words: str) -> list[str]:
+def command(folder: Path, *words: str) -> list[str]:
     recipe = folder / "recipe.yaml"
     settings = {
+        "algorithm": "dapo",
+        "overlong_buffer": 0,
+        "steps_per_generation": 4,
+        "num_iterations": 2,
         "model_name_or_path": "arithmetic-lm",
         "dataset_name": "arithmetic",
         "reward_funcs": ["exact_match"],
@@ -47,7 +46,7 @@ def command(folder: Path, name: str, *words: str) -> list[str]:
         "gradient_checkpointing": False,
     }
     folder.mkdir(exist_ok=True)
-    recipe.write_text(yaml.safe_dump(settings | RECIPES[name]))
+    recipe.write_text(yaml.safe_dump(settings))
     return [sys.executable, "-m", "trl_algos", "train", str(recipe), *words]
 
 
@@ -60,11 +59,11 @@ def steps_saved(folder: Path) -> int:
     return max((int(path.parent.name.rpartition("-")[2]) for path in states), default=0)
 
 
-def killed(folder: Path, name: str, *words: str) -> None:
+def killed(folder: Path, *words: str) -> None:
     """Start a run, and kill it a moment after it has saved three more checkpoints."""
     before = steps_saved(folder)
     process = subprocess.Popen(
-        command(folder, name, *words), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(folder, *words), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     for _ in range(3000):
         if steps_saved(folder) >= before + 3 or process.poll() is not None:
@@ -75,16 +74,15 @@ def killed(folder: Path, name: str, *words: str) -> None:
     assert process.wait() == -signal.SIGKILL, "it was over before it was killed"
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_run_killed_three_times_ends_like_one_that_was_not(name: str, tmp_path: Path) -> None:
+def test_a_run_killed_twice_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    """In the middle of generation batches, with groups that wait; `tests/checkpoints` kills at many more points."""
     left_alone, resumed = tmp_path / "alone", tmp_path / "killed"
-    subprocess.run(command(left_alone, name), env=environment(), check=True, capture_output=True)
-    killed(resumed, name)
-    for _ in range(2):
-        killed(resumed, name, "--resume_from_checkpoint", "latest")
-    assert 9 <= steps_saved(resumed) < STEPS
+    subprocess.run(command(left_alone), env=environment(), check=True, capture_output=True)
+    killed(resumed)
+    killed(resumed, "--resume_from_checkpoint", "latest")
+    assert 6 <= steps_saved(resumed) < STEPS
     done = subprocess.run(
-        command(resumed, name, "--resume_from_checkpoint"), env=environment(), check=True, capture_output=True
+        command(resumed, "--resume_from_checkpoint"), env=environment(), check=True, capture_output=True
     )
     assert b"Sampled in training" in done.stdout
     weights, expected = (load_file(folder / "run" / "model.safetensors") for folder in (resumed, left_alone))
