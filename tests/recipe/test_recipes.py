@@ -178,16 +178,19 @@ PAIR_TEMPLATE = (
 """The sum and, after it, its answer."""
 
 WORKER = """
-import gc, json, sys, traceback
+import json, sys, traceback
+sys.path.insert(0, sys.argv[3])
+import quick
 from trl_algos.cli import main
 
+quick.remember_packages()
 codes = {}
 for name, words in json.load(open(sys.argv[1])).items():
     try:
         codes[name] = main(words)
     except BaseException:
         codes[name] = traceback.format_exc()
-    gc.freeze()  # each run collects garbage several times, with all the modules in it
+    quick.leave_out_of_collection()
 json.dump(codes, open(sys.argv[2], "w"))
 """
 
@@ -299,7 +302,7 @@ def codes(material: Path) -> dict[str, Any]:
     runs |= {name: short_stage(name, material) for name in RLHF}
     (material / "runs.json").write_text(json.dumps(runs))
     (material / "worker.py").write_text(WORKER)
-    printed = launch(f"{material}/worker.py", f"{material}/runs.json", f"{material}/codes.json")
+    printed = launch(f"{material}/worker.py", f"{material}/runs.json", f"{material}/codes.json", str(ROOT / "tests"))
     return {**json.loads((material / "codes.json").read_text()), "printed": printed}
 
 
